@@ -1,0 +1,121 @@
+"""Hosts and cards as the agents last saw them. A card's UUID is its identity; its index is for people."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import models
+from django.utils import timezone
+
+from gpus.timing import AGENT_SILENT_SECONDS, WORKER_SILENT_SECONDS, scaled, stale_seconds
+
+
+def within(moment: datetime | None, seconds: float) -> bool:
+    """Whether `moment` lies less than `seconds` in the past."""
+    return moment is not None and timezone.now() - moment < timedelta(seconds=seconds)
+
+
+class Host(models.Model):
+    """A machine with an agent and a worker. `reading` is its CPU, memory, disks and network rates."""
+
+    name = models.CharField(max_length=100, unique=True)
+    boot_id = models.CharField(max_length=36, blank=True)
+    agent_seen_at = models.DateTimeField(null=True)
+    worker_seen_at = models.DateTimeField(null=True)
+    canary_at = models.DateTimeField(null=True)
+    reading = models.JSONField(default=dict)
+    backend_error = models.TextField(blank=True, help_text="Why no cards can be read, with the repair.")
+
+    def __str__(self) -> str:
+        return self.name
+
+    def agent_alive(self) -> bool:
+        return within(self.agent_seen_at, scaled(AGENT_SILENT_SECONDS))
+
+    def worker_alive(self) -> bool:
+        return within(self.worker_seen_at, scaled(WORKER_SILENT_SECONDS))
+
+
+class Gpu(models.Model):
+    """A card. `info`, `reading` and `processes` are the shapes of `gpus.readings`, as last sampled."""
+
+    uuid = models.CharField(max_length=100, primary_key=True)
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="gpus")
+    index = models.PositiveIntegerField(help_text="Position in PCI order, for people.")
+    name = models.CharField(max_length=100)
+    memory_total_bytes = models.BigIntegerField(null=True)
+    info = models.JSONField(default=dict)
+    reading = models.JSONField(default=dict)
+    sampled_at = models.DateTimeField(null=True)
+    processes = models.JSONField(default=list)
+    processes_at = models.DateTimeField(null=True)
+    error = models.TextField(blank=True)
+
+    simulated = models.BooleanField(default=False)
+    selectable = models.BooleanField(default=True)
+    enabled = models.BooleanField(default=True)
+    max_jobs = models.PositiveIntegerField(default=1)
+    interactive_slots = models.PositiveIntegerField(default=1)
+    note = models.CharField(max_length=200, blank=True)
+    lost_at = models.DateTimeField(null=True)
+    removed_at = models.DateTimeField(null=True)
+    first_seen_at = models.DateTimeField(auto_now_add=True)
+    last_seen_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["host__name", "index"]
+
+    def __str__(self) -> str:
+        return f"{self.index} · {self.name} · {self.uuid}"
+
+    @property
+    def resource(self) -> str:
+        """The name under which leases hold this card."""
+        return f"gpu:{self.uuid}"
+
+    def fresh(self) -> bool:
+        return within(self.sampled_at, stale_seconds())
+
+    def health(self, *, held: bool = False, quarantined: bool = False) -> tuple[str, str]:
+        """The first word that holds, and its detail; `held` says that jobs still run on the card."""
+        checks: list[tuple[bool, str, Any]] = [
+            (not self.host.agent_alive(), "host_lost", "the agent of this host is silent"),
+            (self.removed_at is not None, "removed", "the card is no longer in this host"),
+            (self.lost_at is not None, "lost", self.error or "the driver stopped answering for this card"),
+            (not self.fresh(), "stale", "no reading for longer than three samples"),
+            (quarantined, "quarantined", "memory of an ended job has not come back"),
+            (not self.enabled and held, "draining", "takes no new jobs; the running ones go on"),
+            (not self.enabled, "disabled", "switched off by staff"),
+        ]
+        return next(((word, detail) for holds, word, detail in checks if holds), ("ok", ""))
+
+
+class GpuEvent(models.Model):
+    """Something that happened to a card: added, removed, lost, recovered, changed by staff."""
+
+    at = models.DateTimeField(default=timezone.now, db_index=True)
+    host = models.ForeignKey(Host, on_delete=models.CASCADE)
+    uuid = models.CharField(max_length=100)
+    event = models.CharField(max_length=40)
+    detail = models.TextField(blank=True)
+
+    class Meta:
+        ordering = ["-at"]
+
+    def __str__(self) -> str:
+        return f"{self.event} {self.uuid}"
+
+
+class Pulse(models.Model):
+    """A sign of life of a part that has no row of its own: beat, a queue's canary, the watchdog."""
+
+    name = models.CharField(max_length=100, primary_key=True)
+    at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return self.name
+
+    @classmethod
+    def beat(cls, name: str) -> None:
+        cls.objects.update_or_create(name=name, defaults={"at": timezone.now()})

@@ -1,0 +1,132 @@
+"""The cards of this host as the agent knows them, and the sweep that reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from gpus import backends
+from gpus.backends.base import BackendUnavailable, CardLost
+from gpus.quiet import Outage
+from gpus.readers import CardHung, ReadFailed, Readers
+from gpus.shapes import finite
+
+logger = logging.getLogger(__name__)
+#: A card that hangs or fails this often in a row counts as lost; one slow answer does not.
+FAILURES_TO_LOSE = 3
+#: How long a tick waits for cards with readers of their own: frames keep their beat, late answers make the next.
+PATIENCE_SECONDS = 0.15
+
+
+@dataclass
+class Card:
+    """A card's last known state: `info`, `reading` and `processes` as plain data."""
+
+    info: dict[str, Any]
+    reading: dict[str, Any] = field(default_factory=dict)
+    sampled_at: datetime | None = None
+    processes: list[dict[str, Any]] = field(default_factory=list)
+    processes_at: datetime | None = None
+    error: str = ""
+    failures: int = 0
+    lost: bool = False
+
+    @property
+    def uuid(self) -> str:
+        return self.info["uuid"]
+
+    @property
+    def index(self) -> int:
+        return self.info["index"]
+
+    def answered(self, reading: dict[str, Any]) -> None:
+        self.reading, self.sampled_at = finite(reading), datetime.now(UTC)
+        self.error, self.failures, self.lost = "", 0, False
+
+    def failed(self, error: Exception) -> None:
+        self.error = str(error)
+        self.failures += 1
+        self.lost = self.lost or isinstance(error, CardLost) or self.failures >= FAILURES_TO_LOSE
+
+
+class Sampler:
+    """Asks the readers; never blocks longer than a call may last, and never raises for what a driver does."""
+
+    def __init__(self, spec: backends.Spec) -> None:
+        self.readers = Readers(spec)
+        self.cards: dict[str, Card] = {}
+        self.backend_error = ""
+        self.listed = False  # whether the last question for the list of cards was answered
+        self.outage = Outage(logger, "No cards can be read")
+        self.late: dict[str, asyncio.Task[None]] = {}
+
+    async def discover(self) -> None:
+        """Which cards there are now. When the driver does not say, the known ones stay, unread."""
+        try:
+            found = await self.readers.call("list")
+        except (BackendUnavailable, CardHung, ReadFailed) as error:
+            self._unavailable(error)
+            return
+        self.outage.over()
+        self.backend_error, self.listed = "", True
+        self.cards = {info["uuid"]: self._known(info) for info in in_pci_order(found)}
+
+    def _known(self, info: dict[str, Any]) -> Card:
+        card = self.cards.get(info["uuid"])
+        return replace(card, info=info) if card else Card(info)
+
+    def _unavailable(self, error: Exception) -> None:
+        self.outage.note(error)
+        self.backend_error, self.listed = str(error), False
+
+    async def sweep(self, with_processes: bool) -> None:
+        """Read every card: the shared reader's one after the other, the others beside them."""
+        if self.backend_error:
+            return
+        alone = [card for card in self.cards.values() if self.readers.alone(card.uuid)]
+        tasks = [self._start_late(card, with_processes) for card in alone]
+        for card in list(self.cards.values()):
+            if not self.readers.alone(card.uuid):
+                await self.read(card.uuid, with_processes)
+        if tasks:
+            await asyncio.wait(tasks, timeout=PATIENCE_SECONDS)
+
+    def _start_late(self, card: Card, with_processes: bool) -> asyncio.Task[None]:
+        """One question at a time to a card that may hang."""
+        task = self.late.get(card.uuid)
+        if task is None or task.done():
+            task = asyncio.create_task(self.read(card.uuid, with_processes))
+            self.late[card.uuid] = task
+        return task
+
+    async def read(self, uuid: str, with_processes: bool) -> None:
+        """One card now. What goes wrong is written on the card."""
+        card = self.cards[uuid]
+        try:
+            reading = await self.readers.call("read", uuid)
+            if with_processes:
+                card.processes = finite(await self.readers.call("processes", uuid))
+                card.processes_at = datetime.now(UTC)
+            card.answered(reading)
+        except BackendUnavailable as error:
+            self._unavailable(error)
+        except (CardHung, CardLost, ReadFailed) as error:
+            card.failed(error)
+
+    def state(self) -> list[Card]:
+        """Copies that another thread may keep."""
+        return [replace(card) for card in self.cards.values()]
+
+    async def close(self) -> None:
+        for task in self.late.values():
+            task.cancel()
+        await self.readers.close()
+
+
+def in_pci_order(infos: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Numbered by PCI address, as `nvidia-smi` and `CUDA_DEVICE_ORDER=PCI_BUS_ID` number them."""
+    ordered = sorted(infos, key=lambda info: (info["pci_bus_id"].upper(), info["index"]))
+    return [info | {"index": index} for index, info in enumerate(ordered)]

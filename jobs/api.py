@@ -1,0 +1,391 @@
+"""REST of jobs, kinds and artifacts (contract, section 4). Views parse and answer; the rest is elsewhere."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+from typing import Any
+
+from django.db.models import QuerySet
+from django.http import HttpResponse
+from django.shortcuts import get_object_or_404
+from django_filters import rest_framework as filters
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema, inline_serializer
+from rest_framework import generics, serializers
+from rest_framework.filters import OrderingFilter
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from gpus.rest import ApiError
+from jobs import files, logs, paths, registry, schema, submit, verbs
+from jobs.artifacts import visible
+from jobs.exceptions import Conflict
+from jobs.kind import JobKind
+from jobs.models import FINAL, Artifact, Job, JobMetric
+from jobs.serializers import (
+    ArtifactSerializer,
+    AttemptSerializer,
+    JobEventSerializer,
+    JobSerializer,
+    may_see,
+)
+
+
+def jobs() -> QuerySet[Job]:
+    """Jobs with all that their shape shows, in a fixed number of queries."""
+    return Job.objects.select_related("owner", "host").prefetch_related(
+        "attempts__host", "inputs__artifact", "artifacts"
+    )
+
+
+class JobFilter(filters.FilterSet):
+    owner = filters.CharFilter(field_name="owner__username")
+    created_after = filters.IsoDateTimeFilter(field_name="queued_at", lookup_expr="gte")
+    status = filters.CharFilter(method="by_status")
+
+    class Meta:
+        model = Job
+        fields = ["kind", "gpu_uuid", "group_id"]
+
+    def by_status(self, jobs: QuerySet[Job], name: str, value: str) -> QuerySet[Job]:
+        return jobs.filter(status__in=value.split(","))
+
+
+class WithUser:
+    """Serializers learn who asks, so that others get the reduced form."""
+
+    request: Request
+
+    def get_serializer_context(self) -> dict[str, Any]:
+        return super().get_serializer_context() | {"user": self.request.user}  # type: ignore[misc]
+
+
+class JobList(WithUser, generics.ListAPIView[Job]):
+    """All jobs, newest first; those of others in reduced form."""
+
+    serializer_class = JobSerializer
+    filterset_class = JobFilter
+    filter_backends = [filters.DjangoFilterBackend, OrderingFilter]
+    ordering_fields = ["queued_at", "started_at", "finished_at", "status", "kind", "priority"]
+    ordering = ["-queued_at"]
+
+    def get_queryset(self) -> QuerySet[Job]:
+        return jobs()
+
+
+class JobDetail(WithUser, generics.RetrieveAPIView[Job]):
+    """One job; private fields are null for all but its owner and staff."""
+
+    serializer_class = JobSerializer
+    lookup_url_kwarg = "id"
+
+    def get_queryset(self) -> QuerySet[Job]:
+        return jobs()
+
+
+class OneJob(APIView):
+    """Base of what only the owner and staff may do or read: for others the job is unknown."""
+
+    def job(self) -> Job:
+        job = get_object_or_404(jobs(), pk=self.kwargs["id"])
+        if not may_see(job, self.request.user):
+            raise ApiError(404, "not_found", "There is no such job of yours.")
+        return job
+
+
+class SubmitJob(APIView):
+    """Queue a job of one kind. Everything that can be known is checked before the row is made."""
+
+    scope = "submit"
+    kind = ""
+
+    def post(self, request: Request) -> Response:
+        job = submit.submit(request.user, self.kind, request.data)
+        return Response(JobSerializer(jobs().get(pk=job.pk), context={"user": request.user}).data, status=201)
+
+
+class UnknownKind(APIView):
+    """A kind that does not exist: 404 with the ones that do."""
+
+    scope = "submit"
+
+    @extend_schema(exclude=True)
+    def post(self, request: Request, kind: str) -> Response:
+        submit.get_kind(kind)
+        raise ApiError(405, "method_not_allowed", "Use the address of the kind itself.")
+
+
+class Verb(OneJob):
+    """cancel · pause · resume · retry: 202 with the job, or 409 with the reason."""
+
+    scope = "control"
+    name = ""
+
+    def post(self, request: Request, id: str) -> Response:
+        body = request.data if isinstance(request.data, dict) else {}
+        try:
+            job = self.act(self.job(), request, body)
+        except Conflict as conflict:
+            raise ApiError(409, "conflict", str(conflict)) from None
+        return Response(JobSerializer(jobs().get(pk=job.pk), context={"user": request.user}).data, status=202)
+
+    def act(self, job: Job, request: Request, body: dict[str, Any]) -> Job:
+        return getattr(verbs, self.name)(job, request.user)
+
+
+class Resume(Verb):
+    name = "resume"
+
+    def act(self, job: Job, request: Request, body: dict[str, Any]) -> Job:
+        return verbs.resume(job, request.user, gpu=body.get("gpu"))
+
+
+class RetryFields(serializers.Serializer[Any]):
+    gpu = serializers.JSONField(required=False, allow_null=True)
+    params = serializers.DictField(required=False)
+
+
+RetryFields._declared_fields["from"] = serializers.ChoiceField(["checkpoint", "start"], required=False)
+
+
+class Retry(Verb):
+    """A new job on the same card (or `gpu`), from the checkpoint where there is one."""
+
+    name = "retry"
+
+    @extend_schema(request=RetryFields, responses={202: JobSerializer})
+    def post(self, request: Request, id: str) -> Response:
+        return super().post(request, id)
+
+    def act(self, job: Job, request: Request, body: dict[str, Any]) -> Job:
+        fields = RetryFields(data=body)
+        fields.is_valid(raise_exception=True)
+        asked = fields.validated_data
+        return verbs.retry(job, request.user, asked.get("gpu"), asked.get("from"), asked.get("params"))
+
+
+class JobLog(OneJob):
+    """`?tail=` lines from the end, or `?offset=` bytes; `next_offset` goes on from there."""
+
+    @extend_schema(
+        parameters=[OpenApiParameter("tail", int), OpenApiParameter("offset", int)],
+        responses=inline_serializer(
+            "JobLog",
+            {
+                "text": serializers.CharField(),
+                "offset": serializers.IntegerField(),
+                "next_offset": serializers.IntegerField(),
+                "size": serializers.IntegerField(),
+            },
+        ),
+    )
+    def get(self, request: Request, id: str) -> Response:
+        job, query = self.job(), request.query_params
+        piece = logs.read(job, number(query, "offset", 0)) if "offset" in query else logs.tail(job, number(query, "tail", 200))
+        return Response(piece.__dict__)
+
+
+def number(query: Any, name: str, default: int, maximum: int = 10**12) -> int:
+    """A whole number of the query string, or 400."""
+    raw = query.get(name, str(default))
+    if not raw.isascii() or not raw.isdigit() or len(raw) > 13 or int(raw) > maximum:
+        raise serializers.ValidationError({name: [f"{raw[:40]!r} is not a whole number from 0 to {maximum}."]})
+    return int(raw)
+
+
+class JobMetrics(OneJob):
+    """Curves: `{"step": […], "loss": […]}`; `?names=loss,fvu`, `?points=` thins them evenly."""
+
+    @extend_schema(
+        parameters=[OpenApiParameter("names", str), OpenApiParameter("points", int)],
+        responses=OpenApiTypes.OBJECT,
+    )
+    def get(self, request: Request, id: str) -> Response:
+        return Response(curves(self.job(), request.query_params))
+
+
+class JobMetricsCsv(OneJob):
+    @extend_schema(responses={(200, "text/csv"): OpenApiTypes.STR})
+    def get(self, request: Request, id: str) -> HttpResponse:
+        columns = curves(self.job(), request.query_params)
+        text = io.StringIO()
+        writer = csv.writer(text)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+        return HttpResponse(text.getvalue(), content_type="text/csv")
+
+
+def curves(job: Job, query: Any) -> dict[str, list[Any]]:
+    """Columns over the union of steps; null where a curve has no point."""
+    rows = JobMetric.objects.filter(job=job)
+    if names := query.get("names"):
+        rows = rows.filter(name__in=names.split(","))
+    table: dict[str, dict[int, float | None]] = {}
+    for name, step, value in rows.values_list("name", "step", "value"):
+        table.setdefault(name, {})[step] = value
+    steps = thinned(sorted({s for points in table.values() for s in points}), number(query, "points", 2000, 20000))
+    return {"step": steps} | {name: [points.get(s) for s in steps] for name, points in sorted(table.items())}
+
+
+def thinned(steps: list[int], points: int) -> list[int]:
+    """At most `points` of them, evenly, the last one always."""
+    if len(steps) <= points or points < 2:
+        return steps
+    return [steps[round(i * (len(steps) - 1) / (points - 1))] for i in range(points)]
+
+
+class JobResult(OneJob):
+    @extend_schema(responses=OpenApiTypes.OBJECT)
+    def get(self, request: Request, id: str) -> Response:
+        job = self.job()
+        if job.result is None:
+            raise ApiError(404, "no_result", f"The job has no result; it is {job.status}.")
+        return Response(job.result)
+
+
+class JobAttempts(OneJob):
+    @extend_schema(responses=AttemptSerializer(many=True))
+    def get(self, request: Request, id: str) -> Response:
+        return Response(AttemptSerializer(self.job().attempts.all(), many=True).data)
+
+
+class JobEvents(OneJob):
+    @extend_schema(responses=JobEventSerializer(many=True))
+    def get(self, request: Request, id: str) -> Response:
+        return Response(JobEventSerializer(self.job().events.all(), many=True).data)
+
+
+FILE_LIST = inline_serializer(
+    "File", {"path": serializers.CharField(), "size_bytes": serializers.IntegerField()}, many=True
+)
+
+
+class JobFiles(OneJob):
+    @extend_schema(responses=FILE_LIST)
+    def get(self, request: Request, id: str) -> Response:
+        return Response(files.listing(paths.job_folder(self.job())))
+
+
+class JobFile(OneJob):
+    @extend_schema(responses={(200, "application/octet-stream"): OpenApiTypes.BINARY})
+    def get(self, request: Request, id: str, path: str) -> Any:
+        return files.stream(request, files.inside(paths.job_folder(self.job()), path))
+
+
+# Kinds ------------------------------------------------------------------------------------------------
+
+
+class KindList(APIView):
+    """Every kind in the order of the stages."""
+
+    @extend_schema(responses=schema.KindSerializer(many=True))
+    def get(self, request: Request) -> Response:
+        return Response([schema.describe(name, kind) for name, kind in registry.all_kinds().items()])
+
+
+class KindDetail(APIView):
+    @extend_schema(responses=schema.KindSerializer)
+    def get(self, request: Request, kind: str) -> Response:
+        return Response(schema.describe(kind, submit.get_kind(kind)))
+
+
+def submit_view(name: str, kind: JobKind) -> type[SubmitJob]:
+    """The submit view of one kind, with its parameters in the schema."""
+    documented = extend_schema(
+        operation_id=f"submit_{name}",
+        summary=kind.label,
+        description=kind.description,
+        request=schema.request_serializer(name, kind),
+        responses={201: JobSerializer},
+    )
+    view = type(f"Submit{schema.camel(name)}", (SubmitJob,), {"kind": name, "post": documented(SubmitJob.post)})
+    return view
+
+
+# Artifacts --------------------------------------------------------------------------------------------
+
+
+class ArtifactFilter(filters.FilterSet):
+    owner = filters.CharFilter(field_name="owner__username")
+
+    class Meta:
+        model = Artifact
+        fields = ["type", "name", "shared", "job"]
+
+
+class ArtifactList(generics.ListAPIView[Artifact]):
+    serializer_class = ArtifactSerializer
+    filterset_class = ArtifactFilter
+
+    def get_queryset(self) -> QuerySet[Artifact]:
+        return visible(self.request.user).select_related("owner")
+
+
+class ArtifactDetail(generics.RetrieveUpdateDestroyAPIView[Artifact]):
+    """PATCH `name`, `shared` (owner and staff); DELETE answers 409 while something uses it."""
+
+    serializer_class = ArtifactSerializer
+    lookup_url_kwarg = "id"
+    http_method_names = ["get", "patch", "delete", "head", "options"]
+
+    @property
+    def scope(self) -> str:
+        return "read" if self.request.method in ("GET", "HEAD", "OPTIONS") else "control"
+
+    def get_queryset(self) -> QuerySet[Artifact]:
+        artifacts = visible(self.request.user).select_related("owner")
+        if self.request.method in ("PATCH", "DELETE") and not self.request.user.is_staff:
+            return artifacts.filter(owner=self.request.user)
+        return artifacts
+
+    def perform_update(self, serializer: Any) -> None:
+        artifact, name = serializer.instance, serializer.validated_data.get("name")
+        if name and Artifact.objects.filter(type=artifact.type, owner=artifact.owner, name=name).exclude(pk=artifact.pk):
+            raise serializers.ValidationError({"name": [f"There is a {artifact.type} of this name already."]})
+        serializer.save()
+
+    def perform_destroy(self, artifact: Artifact) -> None:
+        in_use = artifact.uses.exclude(job__status__in=FINAL).select_related("job")
+        if users := [str(row.job) for row in in_use]:
+            raise ApiError(409, "in_use", f"Used by {', '.join(users)}; wait for it or cancel it.")
+        artifact.uses.update(artifact=None)
+        folder = paths.artifact_folder(artifact)
+        artifact.delete()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class ArtifactFiles(APIView):
+    def folder(self) -> Any:
+        return paths.artifact_folder(get_object_or_404(visible(self.request.user), pk=self.kwargs["id"]))
+
+    @extend_schema(responses=FILE_LIST)
+    def get(self, request: Request, id: str) -> Response:
+        return Response(files.listing(self.folder()))
+
+
+class ArtifactFile(ArtifactFiles):
+    @extend_schema(responses={(200, "application/octet-stream"): OpenApiTypes.BINARY})
+    def get(self, request: Request, id: str, path: str) -> Any:
+        return files.stream(request, files.inside(self.folder(), path))
+
+
+class GpuFit(APIView):
+    """The estimate of a job, and for every card whether it fits now, later or never, with the numbers."""
+
+    scope = "read"
+
+    @extend_schema(
+        request=inline_serializer(
+            "FitRequest", {"kind": serializers.CharField(), "params": serializers.DictField(required=False)}
+        ),
+        responses=OpenApiTypes.OBJECT,
+    )
+    def post(self, request: Request) -> Response:
+        body = request.data if isinstance(request.data, dict) else {}
+        kind, params = body.get("kind"), body.get("params") or {}
+        if not isinstance(kind, str) or not isinstance(params, dict):
+            raise serializers.ValidationError({"kind": ["The name of a kind, and its params as an object."]})
+        return Response(submit.fit(request.user, kind, params))

@@ -1,0 +1,195 @@
+"""How an attempt ends. Whoever gets here first writes the end; everybody may try.
+
+The work (or its keeper, or recovery) writes `end.json` into the staging folder, then `complete` moves the
+results to their places and makes the final state and the artifact rows in one transaction. A crash between
+any two steps leaves something that `complete` can go on with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+from django.utils import timezone
+
+from gpus.timing import scaled
+from jobs import events, faults, paths
+from jobs.models import ACTIVE, Artifact, Attempt, Job, JobEvent, Lease, Outcome, Status
+
+#: Attempts lost in a row without a newer checkpoint that end the job.
+MAX_LOST = 3
+LAUNCH_BACKOFF_SECONDS = (5.0, 300.0)
+
+
+@dataclass
+class End:
+    """The content of `end.json`: final state, what to move, what artifacts to make."""
+
+    status: str
+    result: dict[str, Any] | None = None
+    failure_reason: str = ""
+    error: str = ""
+    hint: str = ""
+    traceback: str = ""
+    moves: list[tuple[str, str]] = field(default_factory=list)
+    artifacts: list[dict[str, Any]] = field(default_factory=list)
+
+    def fields(self) -> dict[str, Any]:
+        names = ("result", "failure_reason", "error", "hint", "traceback")
+        return {name: getattr(self, name) for name in names}
+
+
+def write(job: Job, end: End) -> None:
+    paths.write_json(paths.staging(job, job.attempt) / "end.json", asdict(end))
+    faults.point("end_written")
+
+
+def written(job: Job, attempt: int) -> End | None:
+    """The end that this attempt left, whole or not at all (it was renamed into place)."""
+    try:
+        return End(**json.loads((paths.staging(job, attempt) / "end.json").read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def complete(job: Job, attempt: Attempt) -> bool:
+    """Carry out the attempt's `end.json`; False when there is none or the job is not this attempt's."""
+    end = written(job, attempt.number)
+    job.refresh_from_db()
+    if end is None or job.attempt != attempt.number or job.status not in ACTIVE:
+        return False
+    for source, target in end.moves:
+        _move(settings.MISTUDIO_HOME / source, settings.MISTUDIO_HOME / target)
+    faults.point("moved")
+    with transaction.atomic():
+        if not job.move(ACTIVE, end.status, **end.fields()):
+            return False
+        _make_artifacts(job, end)
+        close(attempt, Outcome.ENDED)
+        _tell(job, end.status, end.error)
+    faults.point("final")
+    shutil.rmtree(paths.staging(job, attempt.number), ignore_errors=True)
+    return True
+
+
+def _move(source: Path, target: Path) -> None:
+    """Rename into place; done before is done."""
+    if not source.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.is_dir():
+        shutil.rmtree(target)  # of an earlier attempt that lost its claim to it
+    os.rename(source, target)
+    paths.sync_folder(target.parent)
+
+
+def _make_artifacts(job: Job, end: End) -> None:
+    for made in end.artifacts:
+        name = free_name(job, made["type"], made["name"])
+        Artifact.objects.create(**made | {"name": name}, owner=job.owner, job=job)
+
+
+def free_name(job: Job, type: str, name: str) -> str:
+    """`name`, or `name 2`, `name 3`… when its owner already has one of this type."""
+    taken = set(
+        Artifact.objects.filter(type=type, owner=job.owner, name__startswith=name).values_list("name", flat=True)
+    )
+    candidates = [name, *(f"{name}-{n}" for n in range(2, len(taken) + 3))]
+    return next(candidate for candidate in candidates if candidate not in taken)
+
+
+def close(attempt: Attempt, outcome: str, detail: str = "", **values: Any) -> bool:
+    """End the attempt and set its leases `releasing`; they end when card and processes let go."""
+    closed = attempt.end(outcome, detail=detail, **values)
+    if closed:
+        Lease.objects.filter(attempt=attempt, state=Lease.State.ACTIVE).update(
+            state=Lease.State.RELEASING, releasing_at=timezone.now()
+        )
+    return closed
+
+
+def _tell(job: Job, event: str, detail: str = "") -> None:
+    JobEvent.objects.create(job=job, event=event, detail=detail, attempt=job.attempt)
+    transaction.on_commit(lambda: events.changed(job))
+
+
+def fail(job: Job, attempt: Attempt, reason: str, error: str, hint: str = "", **values: Any) -> bool:
+    """End the job `failed`, for those who found its work ended without a word."""
+    with transaction.atomic():
+        moved = job.move(ACTIVE, Status.FAILED, failure_reason=reason, error=error, hint=hint)
+        if moved:
+            close(attempt, Outcome.ENDED, error, **values)
+            _tell(job, Status.FAILED, error)
+    return moved
+
+
+def cancelled(job: Job, attempt: Attempt, **values: Any) -> bool:
+    with transaction.atomic():
+        moved = job.move(ACTIVE, Status.CANCELLED)
+        if moved:
+            close(attempt, Outcome.ENDED, "cancelled", **values)
+            _tell(job, Status.CANCELLED)
+    return moved
+
+
+def lost(job: Job, attempt: Attempt, detail: str, **values: Any) -> bool:
+    """The attempt's processes are gone without an end: back to the queue, from the last checkpoint.
+
+    A cancel that was asked for counts; so do three losses in a row without a newer checkpoint.
+    """
+    job.refresh_from_db()
+    if job.cancel_requested_at:
+        return cancelled(job, attempt, **values)
+    if _losses_without_progress(job) >= MAX_LOST:
+        sentence = f"Lost {MAX_LOST} times in a row without a newer checkpoint; the last time: {detail}"
+        return fail(job, attempt, "lost", sentence, "Read the log, then retry from the checkpoint.", **values)
+    with transaction.atomic():
+        moved = job.move(ACTIVE, Status.QUEUED, waiting_for=None)
+        if moved:
+            close(attempt, Outcome.LOST, detail, **values)
+            _tell(job, "lost", detail)
+    return moved
+
+
+def newest_checkpoint(job: Job) -> str:
+    """Name of the newest checkpoint, empty when there is none; names sort by step."""
+    folder = paths.checkpoints(job)
+    names = [p.name for p in folder.iterdir() if not p.name.startswith(".")] if folder.is_dir() else []
+    return max(names, default="")
+
+
+def _losses_without_progress(job: Job) -> int:
+    """How many attempts, this one included, were lost from the checkpoint that still is the newest.
+
+    Pauses, hand-overs and launches that never came up do not count.
+    """
+    running_or_lost = job.attempts.filter(outcome__in=("", Outcome.LOST)).order_by("-number")
+    newest = newest_checkpoint(job)
+    return sum(1 for _ in takewhile(lambda a: a.start_checkpoint == newest, running_or_lost))
+
+
+def never_started(job: Job, attempt: Attempt, detail: str) -> bool:
+    """The launch never came up; queued again after a pause that doubles."""
+    failures = job.attempts.filter(outcome=Outcome.NEVER_STARTED).count()
+    first, longest = LAUNCH_BACKOFF_SECONDS
+    pause = scaled(min(longest, first * 2**failures))
+    reason = {"reason": "launch", "detail": detail, "since": timezone.now().isoformat()}
+    with transaction.atomic():
+        moved = job.move(
+            [Status.STARTING],
+            Status.QUEUED,
+            not_before=timezone.now() + timedelta(seconds=pause),
+            waiting_for=reason,
+        )
+        if moved:
+            close(attempt, Outcome.NEVER_STARTED, detail)
+            _tell(job, "never_started", detail)
+    return moved

@@ -1,0 +1,100 @@
+"""Bytes and seconds of a job before it runs, and which cards would hold it. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpus import choice
+from gpus.rest import ApiError
+from jobs import registry
+from jobs.artifacts import Resolved, as_input
+from jobs.board import Board, Slots, reserve_bytes
+from jobs.kind import Estimate, Input, JobKind
+from jobs.models import Job
+
+#: Private memory of a work process with torch and transformers imported and nothing loaded: measured with
+#: `bench/work_base_cost.py` (simulated cards and CPU only; a CUDA context is the kind's own line).
+WORK_BASE_BYTES = 160 * 2**20
+
+
+def estimate(kind: JobKind, params: Mapping[str, Any], inputs: Mapping[str, Input]) -> Estimate:
+    """The kind's estimate with the base cost of its process."""
+    own = kind.estimate(params, inputs)
+    if own.memory_bytes is None:
+        return own
+    parts = dict(own.breakdown) | {"process": WORK_BASE_BYTES}
+    return Estimate(own.memory_bytes + WORK_BASE_BYTES, parts, own.disk_bytes, own.seconds, own.basis)
+
+
+def estimate_resolved(kind: JobKind, params: Mapping[str, Any], resolved: list[Resolved]) -> Estimate | None:
+    """None while an input is still to be made: nobody can know yet."""
+    if any(item.artifact is None for item in resolved):
+        return None
+    inputs = {item.parameter: as_input(item.artifact) for item in resolved if item.artifact is not None}
+    return estimate(kind, params, inputs)
+
+
+def estimate_job(job: Job) -> dict[str, Any]:
+    kind = registry.get(job.kind)
+    rows = job.inputs.select_related("artifact").exclude(artifact=None)
+    return estimate(kind, job.params, {row.parameter: as_input(row.artifact) for row in rows}).as_dict()
+
+
+def gib(count: int | None) -> str:
+    return "unknown" if count is None else f"{count / 2**30:.1f} GiB"
+
+
+def refuse_too_large(need: int | None, request: str) -> None:
+    """400 when the estimate exceeds what the named card, or for `auto` every card, can ever hold."""
+    cards = Board().cards()
+    wanted = choice.wanted(request)
+    if isinstance(wanted, list):
+        cards = [s for s in cards if s.gpu is not None and s.gpu.uuid in wanted]
+    if need is None or not cards or any(could_hold(slots, need) for slots in cards):
+        return
+    largest = max((s.capacity_bytes() or 0 for s in cards), default=0)
+    raise ApiError(
+        400,
+        "model_too_large",
+        f"The job needs about {gib(need)}; {'the card' if isinstance(wanted, list) else 'the largest card'} "
+        f"can give {gib(largest)}.",
+        need_bytes=need,
+        largest_bytes=largest,
+        hint="Choose a larger card, a smaller batch, or a narrower model.",
+    )
+
+
+def could_hold(slots: Slots, need: int) -> bool:
+    capacity = slots.capacity_bytes()
+    return capacity is None or capacity >= need
+
+
+def card_verdict(slots: Slots, need: int | None, job_class: str, board: Board) -> dict[str, Any]:
+    """For the form: whether a job of this size fits this card now, later or never, and why."""
+    from jobs.dispatch import behind
+
+    gpu = slots.gpu
+    assert gpu is not None
+    verdict, detail, eta = "now", "now", None
+    if need is not None and not could_hold(slots, need):
+        verdict, detail = "never", f"needs {gib(need)}, this card can give {gib(slots.capacity_bytes())}"
+    elif closed := board.closed.get(slots.resource):
+        lasting = any(word in closed for word in ("disabled", "removed", "not offered", "lost"))
+        verdict, detail = ("never" if lasting else "later"), closed
+    elif slots.free_slot(job_class) is None:
+        wait = behind(slots, job_class)
+        verdict, detail, eta = "later", wait.detail, wait.eta_seconds
+    elif not slots.fits_now(need):
+        verdict, detail = "later", f"needs {gib(need)}, {gib(slots.free_bytes())} free now"
+    return {
+        "uuid": gpu.uuid,
+        "gpu_id": gpu.index,
+        "name": gpu.name,
+        "verdict": verdict,
+        "detail": detail,
+        "eta_seconds": eta,
+        "free_bytes": slots.free_bytes(),
+        "total_bytes": gpu.memory_total_bytes,
+        "reserve_bytes": reserve_bytes(gpu.memory_total_bytes or 0),
+    }

@@ -1,0 +1,40 @@
+"""Parameter fields of our own: an artifact, a site of a model."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+#: `owner/name`, `name`, an artifact id, or `job:<id>` of a job that will make one.
+REFERENCE = re.compile(r"^(job:)?[A-Za-z0-9][A-Za-z0-9._/-]{0,160}$")
+SITES = ("resid_pre", "resid_mid", "resid_post", "mlp_in", "mlp_out", "attn_out")
+
+
+@extend_schema_field({"type": "string", "description": "artifact id, name, or job:<id>"})
+class ArtifactField(serializers.CharField):
+    """A reference to an artifact of one of `types`: its id, its name, or `job:<id>`.
+
+    The field checks the spelling; `jobs.artifacts.resolve` finds what it names, as the caller may see it.
+    """
+
+    def __init__(self, *types: str, **options: Any) -> None:
+        super().__init__(max_length=200, **options)
+        self.types = types
+
+    def to_internal_value(self, data: Any) -> str:
+        value = super().to_internal_value(data)
+        if not REFERENCE.match(value) or ".." in value:
+            raise serializers.ValidationError(
+                f"{value!r} is not an artifact id, an artifact name or job:<id>."
+            )
+        return value
+
+
+class SiteField(serializers.Serializer):
+    """Where in the model: the block's number and the place in it."""
+
+    block = serializers.IntegerField(min_value=0, help_text="Number of the block, from 0.")
+    site = serializers.ChoiceField(choices=SITES, default="resid_post", help_text="Place in the block.")

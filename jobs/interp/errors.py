@@ -1,0 +1,15 @@
+"""What the mathematics says to its caller when it cannot or shall not go on. Plain Python, no torch."""
+
+from __future__ import annotations
+
+
+class Stopped(Exception):
+    """`should_stop()` answered true; everything worth keeping is on disk."""
+
+
+class Unusable(ValueError):
+    """The input cannot give what was asked; the message is a sentence with the numbers and the remedy."""
+
+
+class NonFinite(ArithmeticError):
+    """A loss or activation became NaN or infinite; the message names the step."""

@@ -1,0 +1,95 @@
+"""Loss and gradients of a TopK training step, written out: only live latents are touched after the encoder.
+
+    loss = mean over tokens of |x_hat - x|^2                                (summed over d_in)
+         + aux_coefficient * min(1, n_dead / aux_k) * mean |e_hat - e|^2    (AuxK)
+
+AuxK (Gao et al. 2024, appendix A.2; scale and k as in SAELens): the aux_k strongest *dead* latents, without ReLU and
+without `b_dec`, shall reconstruct what the live ones left over, e = x - x_hat, which is held constant. It gives
+gradient to dead latents only. Equal to autograd on the dense form (tests), at a fifth of its time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from jobs.interp.sae.architectures import TopK, select
+from jobs.interp.sae.sparse import ByLatent, Code, products, weighted_rows
+
+
+@dataclass(frozen=True)
+class Aux:
+    """The auxiliary term. `k`: latents used per token; `coefficient`: weight in the loss."""
+
+    k: int
+    coefficient: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step found, on its device. `loss`, `aux_loss`: scalars; `error [batch, d_in]` = x_hat - x."""
+
+    loss: Tensor
+    aux_loss: Tensor
+    error: Tensor
+    code: Code
+
+
+@torch.no_grad()
+def backward(sae: TopK, x: Tensor, dead: Tensor, aux: Aux) -> Step:
+    """Put the gradients of the loss into `.grad` of the SAE's weights.
+
+    Shapes: `x [batch, d_in]`, normalised; `dead [d_sae]` bool.
+    """
+    pre = sae.pre_acts(x)
+    values, indexes = select(pre, sae.k)
+    code = Code(values.relu(), indexes, sae.d_sae)
+    error = weighted_rows(code, sae.W_dec) + sae.b_dec - x  # [batch, d_in]
+    _main_gradients(sae, x, code, error)
+    aux_loss = _aux_gradients(sae, x, pre, error, dead, aux)
+    # b_dec is added to the output and taken from the encoder's input
+    sae.b_dec.grad = error.sum(0) * (2 / len(x)) - sae.b_enc.grad @ sae.encoder
+    return Step(error.square().sum(1).mean() + aux_loss, aux_loss, error, code)
+
+
+def _main_gradients(sae: TopK, x: Tensor, code: Code, error: Tensor) -> None:
+    slope = error * (2 / len(x))  # d loss / d x_hat
+    by_latent = ByLatent(code.indexes, sae.d_sae)
+    sae.W_dec.grad = by_latent.sums(code.values, slope)
+    rising = products(code, slope, sae.W_dec) * (code.values > 0)  # [batch, k]
+    sae.encoder.grad = by_latent.sums(rising, x - sae.b_dec)
+    sae.b_enc.grad = by_latent.sums(rising, x.new_ones(len(x), 1)).squeeze(1)
+
+
+def _aux_gradients(sae: TopK, x: Tensor, pre: Tensor, error: Tensor, dead: Tensor, aux: Aux) -> Tensor:
+    """Add the auxiliary term's gradients; dense, but over the dead latents only."""
+    which = dead.nonzero().flatten()
+    if not aux.coefficient or not aux.k or not len(which):
+        return x.new_zeros(())
+    acts = _strongest(pre[:, which], aux.k)  # [batch, n_dead]
+    directions = sae.W_dec[which]
+    off = acts @ directions + error  # e_hat - e, as error is x_hat - x
+    weight = aux.coefficient * min(1.0, len(which) / aux.k)
+    slope = off * (2 * weight / len(x))
+    rising = (slope @ directions.T) * (acts != 0)  # [batch, n_dead]
+    sae.W_dec.grad[which] += acts.T @ slope
+    sae.encoder.grad[which] += rising.T @ (x - sae.b_dec)
+    sae.b_enc.grad[which] += rising.sum(0)
+    return weight * off.square().sum(1).mean()
+
+
+def _strongest(pre: Tensor, k: int) -> Tensor:
+    """All but the k largest of each row set to zero. Shapes: `[batch, n_dead]` twice."""
+    if k >= pre.shape[1]:
+        return pre
+    values, indexes = select(pre, k)
+    return torch.zeros_like(pre).scatter_(1, indexes, values)
+
+
+@torch.no_grad()
+def project(sae: TopK) -> None:
+    """Take from the decoder's gradient what would only change a direction's length, which is put back to 1 anyway."""
+    along = (sae.W_dec.grad * sae.W_dec).sum(1, keepdim=True)
+    sae.W_dec.grad.sub_(along * sae.W_dec)

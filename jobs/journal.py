@@ -1,0 +1,110 @@
+"""What a running job says about itself: published at most twice a second, stored every 5 s, fenced.
+
+While the database does not answer, points and progress are kept and the work goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from django.db import Error as DatabaseError
+from django.db import transaction
+
+from gpus.timing import scaled
+from jobs import events
+from jobs.exceptions import Fenced
+from jobs.models import Job, JobMetric
+
+logger = logging.getLogger(__name__)
+
+PUBLISH_SECONDS = 0.5  # a cap on frames: not scaled
+STORE_SECONDS = 5.0
+
+
+def finite(value: float) -> float | None:
+    """JSON and databases have no NaN: what is not a number is not known."""
+    return float(value) if math.isfinite(value) else None
+
+
+class Journal:
+    """Buffers progress and metrics of one attempt. `store_now` writes both in one transaction."""
+
+    def __init__(self, job: Job, clock: Callable[[], float] = time.monotonic) -> None:
+        self.job, self.clock = job, clock
+        self.progress: dict[str, Any] = dict(job.progress or {})
+        self.points: dict[tuple[str, int], float | None] = {}
+        self.unpublished: dict[str, float | None] = {}
+        self.published_at = self.stored_at = self.stage_began_at = clock()
+        self.stage_began_done = 0
+        self.reported = False
+
+    def report(self, done: int, total: int, unit: str, stage: str, message: str) -> None:
+        changed = stage != self.progress.get("stage") or not self.reported
+        if changed:
+            self.stage_began_at, self.stage_began_done = self.clock(), done
+        self.reported = True
+        self.progress |= {
+            "stage": stage,
+            "done": done,
+            "total": total,
+            "unit": unit,
+            "fraction": min(1.0, done / total) if total else None,
+            "message": message,
+            "eta_seconds": self._eta(done, total),
+        }
+        self._emit(force=changed)
+
+    def _eta(self, done: int, total: int) -> float | None:
+        """Seconds left at the rate of this stage so far: the rate that the page shows."""
+        rate = self.rate(done)
+        self.progress["rate"] = rate
+        return (total - done) / rate if rate and total else None
+
+    def rate(self, done: int) -> float | None:
+        elapsed = self.clock() - self.stage_began_at
+        return (done - self.stage_began_done) / elapsed if elapsed > 0.2 and done > self.stage_began_done else None
+
+    def metric(self, step: int, values: dict[str, float]) -> None:
+        clean = {name: finite(value) for name, value in values.items()}
+        self.points |= {(name, step): value for name, value in clean.items()}
+        self.progress["metrics"] = self.progress.get("metrics", {}) | clean
+        self.unpublished = clean | {"step": step}
+        self._emit()
+
+    def _emit(self, force: bool = False) -> None:
+        now = self.clock()
+        if force or now - self.published_at >= PUBLISH_SECONDS:
+            self.published_at = now
+            self._publish()
+        if force or now - self.stored_at >= scaled(STORE_SECONDS):
+            self.store_now()
+
+    def _publish(self) -> None:
+        job_id = str(self.job.pk)
+        events.progress(job_id, self.job.attempt, self.progress)
+        if self.unpublished:
+            step = int(self.unpublished.pop("step") or 0)
+            events.metric(job_id, step, self.unpublished)
+            self.unpublished = {}
+
+    def store_now(self) -> None:
+        """Store under the fence; raises `Fenced` when another attempt holds the job."""
+        self.stored_at = self.clock()
+        try:
+            with transaction.atomic():
+                if not self.job.update_fenced(progress=self.progress):
+                    raise Fenced(f"attempt {self.job.attempt} no longer holds the job")
+                self._store_points()
+            self.points = {}
+        except DatabaseError as error:
+            logger.warning("progress is kept, the database does not answer: %s", error)
+
+    def _store_points(self) -> None:
+        rows = [JobMetric(job=self.job, name=n, step=s, value=v) for (n, s), v in self.points.items()]
+        JobMetric.objects.bulk_create(
+            rows, update_conflicts=True, unique_fields=["job", "name", "step"], update_fields=["value"]
+        )

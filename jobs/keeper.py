@@ -1,0 +1,314 @@
+"""Beside the work: claim, heartbeat, signals, reaping, the end of the lease. It never runs a tensor operation.
+
+Session leader and subreaper: whatever the work starts stays under it. It runs on its own clock; a database
+that does not answer makes it wait, not stop.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from django.db import Error as DatabaseError
+from django.db import connections
+from django.utils import timezone
+from setproctitle import setproctitle
+
+from gpus.backends import simulated
+from gpus.timing import scaled
+from jobs import dispatch, endings, events, faults, lease, paths, processes
+from jobs.models import FINAL, Attempt, Job, Status
+from jobs.processes import Process
+
+logger = logging.getLogger("mistudio.keeper")
+
+LOOK_SECONDS = 1.0
+HEARTBEAT_SECONDS = 5.0
+KILL_AFTER_SECONDS = 30.0
+LEASE_SECONDS = 30.0
+MEMBER_TERM_SECONDS = 2.0
+START_LIMIT_SECONDS = 120.0  # the start of a work is not scaled
+
+
+def main(job_id: str, number: int) -> None:
+    """The whole life of a keeper, from a fresh process to its exit."""
+    if os.getsid(0) != os.getpid():  # a spawned keeper leads its session already
+        os.setsid()
+    processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a nudge may come before the loop stands
+    setproctitle(f"mistudio keeper {job_id}")
+    attempt = Attempt.objects.select_related("job__owner", "host").get(job_id=job_id, number=number)
+    me = processes.find(os.getpid())
+    assert me is not None
+    if not attempt.claim(me.pid, me.start):
+        logger.info("attempt %s of %s is not to be claimed", number, job_id)
+        return
+    faults.point("claimed")
+    attempt.refresh_from_db()
+    log_to(paths.log_file(attempt.job))
+    Keeper(attempt).live()
+
+
+def log_to(path: Path) -> None:
+    """Everything this process and its children print goes to the job's log."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.close(handle)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+
+
+class Keeper:
+    """Holds one attempt by the hand."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self.attempt, self.job = attempt, attempt.job
+        self.work: Process | None = None
+        self.work_handle = -1
+        self.exit_status: int | None = None
+        self.stop_sent_at: float | None = None
+        self.killed_for = ""
+        self.peak_bytes = 0
+        self.began_at = time.monotonic()
+        self.heartbeat_at = 0.0
+        self.wake_reader, self.wake_writer = os.pipe()
+        self.oom_kills = oom_kills()
+
+    def live(self) -> None:
+        self.start_work()
+        while not self.work_ended(scaled(LOOK_SECONDS)):
+            self.look()
+        self.settle()
+        self.end_members()
+        self.end_lease()
+        quietly(dispatch.schedule)
+
+    # Start --------------------------------------------------------------------------------------------
+
+    def start_work(self) -> None:
+        """Fork the work, record it, hold its card, and only then let it proceed."""
+        token = secrets.token_hex(16)
+        gate_reader, gate_writer = os.pipe()
+        checkpoint = endings.newest_checkpoint(self.job)
+        connections.close_all()  # no connection is shared over a fork
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            os.close(gate_writer)
+            self._become_work(gate_reader, token)
+        os.close(gate_reader)
+        self._record(pid, token, checkpoint)
+        signal.signal(signal.SIGUSR1, lambda *_: os.write(self.wake_writer, b"."))
+        faults.point("work_recorded")
+        os.write(gate_writer, b"1")
+        os.close(gate_writer)
+
+    def _become_work(self, gate: int, token: str) -> None:
+        from jobs import work
+
+        status = 1
+        try:
+            status = work.main(self.job, self.attempt, gate, token)
+        except BaseException:
+            logger.exception("the work ended without an end")
+        finally:
+            with suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status)
+
+    def _record(self, pid: int, token: str, checkpoint: str) -> None:
+        self.work_handle = os.pidfd_open(pid)
+        self.work = processes.find(pid)
+        assert self.work is not None
+        fields = {
+            "work_pid": pid,
+            "work_start": self.work.start,
+            "token_hash": processes.token_hash(token),
+            "start_checkpoint": checkpoint,
+        }
+        Attempt.objects.filter(pk=self.attempt.pk).update(**fields)
+        for name, value in fields.items():
+            setattr(self.attempt, name, value)
+        self.hold_card([self.work])
+
+    def hold_card(self, members: list[Process]) -> None:
+        """Simulated cards list the processes that hold them: the work and what it executes."""
+        if self.job.simulated:
+            for uuid in self.attempt.gpu_uuids:
+                for member in members:
+                    simulated.hold(uuid, member.pid, member.start)
+
+    # Watch --------------------------------------------------------------------------------------------
+
+    def work_ended(self, timeout: float) -> bool:
+        """Wait for the work's end, a nudge, or the time-out; True once the work is reaped."""
+        ready, _, _ = select.select([self.work_handle, self.wake_reader], [], [], timeout)
+        if self.wake_reader in ready:
+            os.read(self.wake_reader, 64)
+        if self.work_handle not in ready:
+            return False
+        assert self.work is not None
+        _, status = os.waitpid(self.work.pid, 0)
+        self.exit_status = os.waitstatus_to_exitcode(status)
+        return True
+
+    def look(self) -> None:
+        """Once a second: what is asked of us; every 5 s: the heartbeat."""
+        self.reap_orphans()
+        self.sample_memory()
+        row = quietly(self._read_row)
+        if row is not None:
+            self.obey(row)
+        if time.monotonic() - self.heartbeat_at >= scaled(HEARTBEAT_SECONDS):
+            self.heartbeat_at = time.monotonic()
+            quietly(self.heartbeat)
+
+    def _read_row(self) -> Job:
+        fields = ("status", "attempt", "cancel_requested_at", "pause_requested_at")
+        return Job.objects.only(*fields).get(pk=self.job.pk)
+
+    def obey(self, row: Job) -> None:
+        if row.attempt != self.attempt.number or row.status in FINAL:
+            self.kill("the job is no longer this attempt's")
+        elif row.cancel_requested_at or row.pause_requested_at:
+            self.stop()
+        elif row.status == Status.STARTING and time.monotonic() - self.began_at > START_LIMIT_SECONDS:
+            self.kill("never_started")
+
+    def stop(self) -> None:
+        """Ask once; kill 30 s later, when the work has not found the time to end."""
+        assert self.work is not None
+        if self.stop_sent_at is None:
+            self.stop_sent_at = time.monotonic()
+            processes.send(self.work, signal.SIGTERM)
+        elif time.monotonic() - self.stop_sent_at > scaled(KILL_AFTER_SECONDS):
+            self.kill("cancel")
+
+    def kill(self, why: str) -> None:
+        assert self.work is not None
+        self.killed_for = self.killed_for or why
+        processes.send(self.work, signal.SIGKILL)
+
+    def heartbeat(self) -> None:
+        found = processes.descendants([os.getpid()])
+        self.hold_card([p for p in found if p != self.work])
+        Attempt.objects.filter(pk=self.attempt.pk, ended_at=None).update(
+            heartbeat_at=timezone.now(),
+            members=[[p.pid, p.start] for p in found],
+            peak_memory_bytes=self.peak_bytes or None,
+        )
+        self.attempt.leases.filter(ended_at=None).update(observed_bytes=self.observed_bytes())
+
+    def observed_bytes(self) -> int | None:
+        return processes.private_bytes(self.work.pid) if self.work and self.job.simulated else None
+
+    def sample_memory(self) -> None:
+        if self.work and (seen := processes.private_bytes(self.work.pid)):
+            self.peak_bytes = max(self.peak_bytes, seen)
+
+    def reap_orphans(self) -> None:
+        """As subreaper we inherit what the work's children leave behind."""
+        assert self.work is not None
+        with suppress(ChildProcessError):
+            while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if found.si_pid == self.work.pid:
+                    return
+                os.waitpid(found.si_pid, 0)
+
+    # End ----------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Give the job its end if the work could not, trying until the database answers."""
+        while quietly(self._settle) is None:
+            time.sleep(scaled(LOOK_SECONDS))
+        Job.objects.filter(pk=self.job.pk, attempt=self.attempt.number).update(
+            peak_memory_bytes=self.peak_bytes or None
+        )
+        self._note_exit()
+
+    def _note_exit(self) -> None:
+        Attempt.objects.filter(pk=self.attempt.pk).update(
+            exit_status=self.exit_status, peak_memory_bytes=self.peak_bytes or None, heartbeat_at=timezone.now()
+        )
+
+    def _settle(self) -> bool:
+        self.job.refresh_from_db()
+        if self.job.attempt != self.attempt.number or self.job.final or self.job.status == Status.PAUSED:
+            return True
+        if endings.complete(self.job, self.attempt):
+            return True
+        return self._end_without_words()
+
+    def _end_without_words(self) -> bool:
+        job, attempt, status = self.job, self.attempt, self.exit_status or 0
+        if job.cancel_requested_at or self.killed_for == "cancel":
+            endings.cancelled(job, attempt)
+        elif self.killed_for == "never_started":
+            endings.never_started(job, attempt, f"the work did not start in {START_LIMIT_SECONDS:.0f} s")
+        elif status < 0 and oom_kills() > self.oom_kills:
+            hint = "Try half the batch size, or run fewer jobs at once."
+            endings.fail(job, attempt, "host_out_of_memory", "The host ran out of memory.", hint)
+        elif status < 0:
+            endings.lost(job, attempt, f"the work was ended by {signal.Signals(-status).name}")
+        else:
+            endings.fail(job, attempt, "error", f"The work left with status {status} and no result.")
+        return True
+
+    def end_members(self) -> None:
+        """What the work left behind: TERM, 2 s, KILL."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            left = processes.descendants([os.getpid()])
+            for member in left:
+                processes.send(member, number)
+            deadline = time.monotonic() + scaled(MEMBER_TERM_SECONDS)
+            while any(map(processes.alive, left)) and time.monotonic() < deadline:
+                self._reap_all()
+                time.sleep(0.02)
+
+    def _reap_all(self) -> None:
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+    def end_lease(self) -> None:
+        deadline = time.monotonic() + scaled(LEASE_SECONDS)
+        while not quietly(lambda: lease.end_if_free(self.attempt)):
+            if time.monotonic() > deadline:
+                quietly(lambda: lease.quarantine(self.attempt))
+                return
+            time.sleep(scaled(0.5))
+        faults.point("lease_ended")
+        quietly(lambda: events.changed(self.job))
+
+
+def quietly(act: Callable[[], Any]) -> Any:
+    """The act's answer; None while the database is away (True for an act that answers nothing)."""
+    try:
+        answer = act()
+        return True if answer is None else answer
+    except DatabaseError as error:
+        logger.warning("the database does not answer: %s", error)
+        connections.close_all()
+        return None
+
+
+def oom_kills() -> int:
+    """The host's count of processes ended by the kernel for lack of memory."""
+    with suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/vmstat").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("oom_kill ")).split()[1])
+    return 0
+

@@ -1,0 +1,105 @@
+"""What a kind of job is. One file in `jobs/kinds/` per kind; everything else is drawn from the class here.
+
+A kind never imports torch at module level: the web process lists kinds, draws their forms and estimates
+their size without it. `run` imports `jobs.interp` and calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from rest_framework import serializers
+
+Params = Mapping[str, Any]
+
+#: The order in which work is done; examples of a stage name only results of earlier stages.
+STAGES = ("models", "activations", "saes", "features", "lenses", "circuits", "steering")
+
+
+@dataclass(frozen=True)
+class Input:
+    """An artifact as a kind sees it: its folder and the manifest that says how it was made."""
+
+    id: str
+    type: str
+    name: str
+    path: Path
+    manifest: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes and seconds before the work; `None` where nobody can know yet."""
+
+    memory_bytes: int | None = None
+    breakdown: Mapping[str, int] = field(default_factory=dict)
+    disk_bytes: int | None = None
+    seconds: float | None = None
+    basis: str = "formula"
+
+    @classmethod
+    def of(cls, parts: Mapping[str, int], *, disk_bytes: int = 0, seconds: float | None = None) -> Estimate:
+        """The estimate whose memory is the sum of its named parts."""
+        return cls(sum(parts.values()), dict(parts), disk_bytes, seconds)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Context(Protocol):
+    """What `run` is given. Everything it says goes out under the fence of its attempt."""
+
+    device: str  # "cuda:0" on a card, "cpu" without one (and on simulated cards)
+    out: Path  # files of this job alone; they appear under `files/` when it ends
+    checkpoints: Path  # kept over attempts; write with `interp.files.write_folder`, last two are kept
+
+    def input(self, parameter: str) -> Input:
+        """The artifact that the parameter of this name resolved to."""
+
+    def report(self, done: int, total: int, unit: str = "", *, stage: str = "", message: str = "") -> None:
+        """Progress: `done` of `total` units of the stage."""
+
+    def metric(self, step: int, **values: float) -> None:
+        """Points of the metric curves at `step`."""
+
+    def should_stop(self) -> bool:
+        """True once cancel or pause was asked for; ask between steps."""
+
+    def artifact(self, type: str, name: str, manifest: Mapping[str, Any]) -> Path:
+        """A new folder of the job's staging; it becomes an artifact when the job succeeds."""
+
+
+class JobKind:
+    """Base of all kinds; see `docs/adding-a-job-kind.md`."""
+
+    label: ClassVar[str]
+    stage: ClassVar[str]
+    description: ClassVar[str]
+    needs_gpu: ClassVar[str] = "always"  # always | never | by_params
+    max_gpus: ClassVar[int] = 1
+    interactive: ClassVar[bool] = False
+    makes: ClassVar[tuple[str, ...]] = ()
+    #: Parameters that finish in under 60 s on a CPU, with inputs that examples of earlier stages make.
+    example: ClassVar[Mapping[str, Any]] = {}
+    Params: ClassVar[type[serializers.Serializer]]
+
+    def needs_card(self, params: Params) -> bool:
+        """Whether a job with these parameters runs on a card."""
+        return self.needs_gpu == "always"
+
+    def check(self, params: Params, inputs: Mapping[str, Input]) -> None:
+        """Refuse parameters that do not fit their inputs; `inputs` holds those that exist already.
+
+        Raises `serializers.ValidationError` with a sentence per field.
+        """
+
+    def estimate(self, params: Params, inputs: Mapping[str, Input]) -> Estimate:
+        """Bytes on the card and on disk. Called only when all inputs exist; loads no torch."""
+        raise NotImplementedError
+
+    def run(self, context: Context, params: Params) -> dict[str, Any]:
+        """Do the work and return a small JSON result. May load torch."""
+        raise NotImplementedError

@@ -1,0 +1,296 @@
+"""Jobs, their attempts, the leases they hold, the artifacts they make. The job row is the truth.
+
+    held ⇄ queued ─grant─▶ starting ─claim, card verified─▶ running ─▶ succeeded | failed
+              ▲               │                                │
+              └── re-queue ───┴────────────────────────────────┤▶ paused ─resume─▶ queued
+    refused: queued, starting, or before the first report       └▶ cancelled: from every state not final
+
+Every move is `Job.move`: a conditional update on (status, attempt). "Someone was first" is a normal answer.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+from django.conf import settings
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+
+from jobs import registry
+
+
+def uuid7() -> uuid.UUID:
+    """A time-ordered id (RFC 9562, version 7): rows of one moment lie together in the index."""
+    milliseconds = time.time_ns() // 1_000_000
+    value = milliseconds << 80 | 7 << 76 | secrets.randbits(12) << 64 | 2 << 62 | secrets.randbits(62)
+    return uuid.UUID(int=value)
+
+
+class Status(models.TextChoices):
+    HELD = "held"
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    PAUSED = "paused"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    REFUSED = "refused"
+    CANCELLED = "cancelled"
+
+
+FINAL = frozenset({Status.SUCCEEDED, Status.FAILED, Status.REFUSED, Status.CANCELLED})
+#: States in which an attempt is open: processes may exist, leases are held.
+ACTIVE = frozenset({Status.STARTING, Status.RUNNING})
+#: States without an attempt that are not final; the API may end such a job by itself.
+WAITING = frozenset({Status.HELD, Status.QUEUED, Status.PAUSED})
+
+
+class Job(models.Model):
+    """One piece of work of one kind. `gpu_request` is what was asked for and never changes;
+    `gpu_wanted` is the request in force (set by resume); `gpu_uuids` are the cards of the latest attempt."""
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    kind = models.CharField(max_length=60, choices=registry.choices, db_index=True)
+    name = models.CharField(max_length=120, blank=True)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="jobs")
+    status = models.CharField(max_length=12, choices=Status.choices, default=Status.QUEUED, db_index=True)
+    priority = models.IntegerField(default=0)
+    params = models.JSONField(default=dict)
+    device = models.CharField(max_length=8, default="cuda", help_text="cuda, or cpu for work without a card")
+    simulated = models.BooleanField(default=False)
+    stalled = models.BooleanField(default=False)
+    interactive = models.BooleanField(default=False)
+    needs_card = models.BooleanField(default=True)
+
+    gpu_request = models.CharField(max_length=1000, default="auto")
+    gpu_wanted = models.CharField(max_length=1000, default="auto")
+    gpu_uuid = models.CharField(max_length=100, null=True, db_index=True)
+    gpu_uuids = models.JSONField(default=list)
+    host = models.ForeignKey("gpus.Host", null=True, on_delete=models.SET_NULL, related_name="jobs")
+    attempt = models.PositiveIntegerField(default=0, help_text="Number of the latest attempt: the fence")
+
+    estimate = models.JSONField(null=True)
+    progress = models.JSONField(default=dict)
+    waiting_for = models.JSONField(null=True)
+    result = models.JSONField(null=True)
+    failure_reason = models.CharField(max_length=40, blank=True)
+    error = models.TextField(blank=True)
+    hint = models.TextField(blank=True)
+    traceback = models.TextField(blank=True)
+    peak_memory_bytes = models.BigIntegerField(null=True)
+
+    retry_of = models.ForeignKey("self", null=True, on_delete=models.SET_NULL, related_name="retries")
+    retry_from = models.CharField(max_length=12, blank=True, help_text="checkpoint or start")
+    group_id = models.UUIDField(null=True, db_index=True)
+    cancel_requested_at = models.DateTimeField(null=True)
+    pause_requested_at = models.DateTimeField(null=True)
+    queued_at = models.DateTimeField(default=timezone.now)
+    not_before = models.DateTimeField(null=True, help_text="After a launch that never came up: when to try again")
+    started_at = models.DateTimeField(null=True)
+    finished_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["-queued_at"]
+        indexes = [
+            models.Index(
+                fields=["-priority", "queued_at"], name="jobs_to_start", condition=Q(status=Status.QUEUED)
+            )
+        ]
+
+    def __str__(self) -> str:
+        return self.name or f"{self.kind} {self.id.hex[-6:]}"
+
+    @property
+    def final(self) -> bool:
+        return self.status in FINAL
+
+    def move(self, sources: Iterable[str], to: str, **values: Any) -> bool:
+        """From one of `sources` to `to`, if the row still is there under this attempt; False if someone
+        was first. `values` are written in the same update; the instance follows when it succeeds."""
+        if to in FINAL:
+            values |= {"finished_at": timezone.now(), "waiting_for": None}
+        moved = Job.objects.filter(pk=self.pk, status__in=list(sources), attempt=self.attempt).update(
+            status=to, **values
+        )
+        if moved:
+            self.status = to
+            for name, value in values.items():
+                setattr(self, name, value)
+        return bool(moved)
+
+    def update_fenced(self, **values: Any) -> bool:
+        """Write to the running job, if this attempt still holds it."""
+        return bool(
+            Job.objects.filter(pk=self.pk, attempt=self.attempt, status__in=ACTIVE).update(**values)
+        )
+
+
+class Outcome(models.TextChoices):
+    ENDED = "ended"
+    HANDED_OVER = "handed_over"
+    LOST = "lost"
+    NEVER_STARTED = "never_started"
+
+
+class Attempt(models.Model):
+    """One run of a job, made by the grant. Processes are named by pid, start ticks and boot id."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="attempts")
+    number = models.PositiveIntegerField()
+    host = models.ForeignKey("gpus.Host", on_delete=models.CASCADE)
+    boot_id = models.CharField(max_length=36)
+    gpu_uuids = models.JSONField(default=list)
+    gpu_names = models.JSONField(default=list)
+    reported_gpu_uuids = models.JSONField(null=True, help_text="The cards that the work itself found")
+    keeper_pid = models.PositiveIntegerField(null=True)
+    keeper_start = models.BigIntegerField(null=True, help_text="start ticks, field 22 of /proc/<pid>/stat")
+    work_pid = models.PositiveIntegerField(null=True)
+    work_start = models.BigIntegerField(null=True)
+    session_id = models.PositiveIntegerField(null=True)
+    members = models.JSONField(default=list, help_text="[pid, start ticks] of descendants seen")
+    token_hash = models.CharField(max_length=64, blank=True)
+    start_checkpoint = models.CharField(max_length=120, blank=True)
+    granted_at = models.DateTimeField(default=timezone.now)
+    claimed_at = models.DateTimeField(null=True)
+    heartbeat_at = models.DateTimeField(null=True)
+    ended_at = models.DateTimeField(null=True)
+    outcome = models.CharField(max_length=16, choices=Outcome.choices, blank=True)
+    detail = models.TextField(blank=True, help_text="Why it ended so, in a sentence")
+    exit_status = models.IntegerField(null=True, help_text="Exit code, or minus the signal")
+    peak_memory_bytes = models.BigIntegerField(null=True)
+
+    class Meta:
+        ordering = ["job", "number"]
+        constraints = [models.UniqueConstraint(fields=["job", "number"], name="one_attempt_per_number")]
+
+    def __str__(self) -> str:
+        return f"{self.job} #{self.number}"
+
+    def claim(self, pid: int, start: int) -> bool:
+        """Become the keeper of this attempt: open, without a keeper, no cancel requested. Once only."""
+        now = timezone.now()
+        return bool(
+            Attempt.objects.filter(
+                pk=self.pk,
+                keeper_pid=None,
+                ended_at=None,
+                job__status=Status.STARTING,
+                job__attempt=self.number,
+                job__cancel_requested_at=None,
+            ).update(keeper_pid=pid, keeper_start=start, session_id=pid, claimed_at=now, heartbeat_at=now)
+        )
+
+    def end(self, outcome: str, **values: Any) -> bool:
+        """Close the attempt once; False if someone was first."""
+        return bool(
+            Attempt.objects.filter(pk=self.pk, ended_at=None).update(
+                ended_at=timezone.now(), outcome=outcome, **values
+            )
+        )
+
+
+class Lease(models.Model):
+    """This attempt holds this slot of this resource (`gpu:<uuid>` or `cpu:<host>`).
+
+    active ─attempt ends─▶ releasing ─processes gone, memory back─▶ ended; after 30 s ▶ quarantined ▶ ended
+    """
+
+    class State(models.TextChoices):
+        ACTIVE = "active"
+        RELEASING = "releasing"
+        QUARANTINED = "quarantined"
+        ENDED = "ended"
+
+    resource = models.CharField(max_length=120, db_index=True)
+    job_class = models.CharField(max_length=12, default="batch")  # batch | interactive
+    slot = models.PositiveIntegerField()
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="leases")
+    estimate_bytes = models.BigIntegerField(null=True)
+    observed_bytes = models.BigIntegerField(null=True)
+    state = models.CharField(max_length=12, choices=State.choices, default=State.ACTIVE)
+    created_at = models.DateTimeField(default=timezone.now)
+    releasing_at = models.DateTimeField(null=True)
+    ended_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [
+            # The database is the judge of who holds a slot.
+            models.UniqueConstraint(
+                fields=["resource", "job_class", "slot"], condition=Q(ended_at=None), name="one_lease_per_slot"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.resource} {self.job_class} {self.slot}"
+
+
+class Artifact(models.Model):
+    """A named result on disk, `artifacts/<type>/<id>/`, that other jobs take as input."""
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    type = models.CharField(max_length=20, db_index=True)
+    name = models.CharField(max_length=160)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="artifacts")
+    job = models.ForeignKey(Job, null=True, on_delete=models.SET_NULL, related_name="artifacts")
+    shared = models.BooleanField(default=False)
+    manifest = models.JSONField(default=dict)
+    size_bytes = models.BigIntegerField(default=0)
+    created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["-created_at"]
+        constraints = [models.UniqueConstraint(fields=["type", "owner", "name"], name="one_artifact_per_name")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class JobInput(models.Model):
+    """What a job takes: an artifact, or another job that will make one."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="inputs")
+    parameter = models.CharField(max_length=60)
+    artifact = models.ForeignKey(Artifact, null=True, on_delete=models.PROTECT, related_name="uses")
+    source_job = models.ForeignKey(Job, null=True, on_delete=models.PROTECT, related_name="followers")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["job", "parameter"], name="one_input_per_parameter")]
+
+    def __str__(self) -> str:
+        return f"{self.job}: {self.parameter}"
+
+
+class JobMetric(models.Model):
+    """One point of one curve. Written again after a resume, a step keeps its newest value."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="metrics")
+    name = models.CharField(max_length=40)
+    step = models.BigIntegerField()
+    value = models.FloatField(null=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["job", "name", "step"], name="one_value_per_step")]
+
+    def __str__(self) -> str:
+        return f"{self.name}[{self.step}]"
+
+
+class JobEvent(models.Model):
+    """The story of a job, line by line: who moved it, when, why."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="events")
+    at = models.DateTimeField(default=timezone.now)
+    event = models.CharField(max_length=40)
+    detail = models.TextField(blank=True)
+    attempt = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        ordering = ["at", "id"]
+
+    def __str__(self) -> str:
+        return f"{self.event} {self.detail}"

@@ -1,0 +1,97 @@
+"""Kinds as clients see them: a description, the JSON schema of the parameters, the body of a submit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rest_framework import serializers
+
+from jobs.fields import ArtifactField
+from jobs.kind import JobKind
+from jobs.submit import SubmitFields
+
+
+class KindSerializer(serializers.Serializer[Any]):
+    """Shape of `job-kinds/`; documentation only."""
+
+    name = serializers.CharField()
+    label = serializers.CharField()
+    stage = serializers.CharField()
+    description = serializers.CharField()
+    needs_gpu = serializers.ChoiceField(["always", "never", "by_params"])
+    max_gpus = serializers.IntegerField()
+    interactive = serializers.BooleanField()
+    params = serializers.DictField()
+    takes = serializers.DictField()
+    makes = serializers.ListField(child=serializers.CharField())
+    example = serializers.DictField()
+
+
+def describe(name: str, kind: JobKind) -> dict[str, Any]:
+    fields = kind.Params().fields
+    return {
+        "name": name,
+        "label": kind.label,
+        "stage": kind.stage,
+        "description": kind.description,
+        "needs_gpu": kind.needs_gpu,
+        "max_gpus": kind.max_gpus,
+        "interactive": kind.interactive,
+        "params": object_schema(fields),
+        "takes": {n: list(f.types) for n, f in fields.items() if isinstance(f, ArtifactField)},
+        "makes": list(kind.makes),
+        "example": dict(kind.example),
+    }
+
+
+def object_schema(fields: dict[str, serializers.Field]) -> dict[str, Any]:
+    shown = {n: f for n, f in fields.items() if not f.read_only}
+    return {
+        "type": "object",
+        "properties": {n: field_schema(f) for n, f in shown.items()},
+        "required": [n for n, f in shown.items() if f.required],
+        "additionalProperties": False,
+    }
+
+
+TYPES: list[tuple[type, str]] = [
+    (serializers.BooleanField, "boolean"),
+    (serializers.IntegerField, "integer"),
+    (serializers.FloatField, "number"),
+]
+
+
+def field_schema(field: serializers.Field) -> dict[str, Any]:
+    """JSON schema of one parameter: type, range, choices, default, and its sentence."""
+    return basic_schema(field) | described(field)
+
+
+def basic_schema(field: serializers.Field) -> dict[str, Any]:
+    if isinstance(field, serializers.ListSerializer | serializers.ListField):
+        return {"type": "array", "items": field_schema(field.child)}
+    if isinstance(field, serializers.Serializer):
+        return object_schema(field.fields)
+    if isinstance(field, serializers.ChoiceField):
+        return {"enum": list(field.choices)}
+    if isinstance(field, ArtifactField):
+        return {"type": "string", "x-artifact": list(field.types)}
+    return {"type": next((name for cls, name in TYPES if isinstance(field, cls)), "string")}
+
+
+def described(field: serializers.Field) -> dict[str, Any]:
+    extra: dict[str, Any] = {"description": str(field.help_text)} if field.help_text else {}
+    for ours, theirs in (("min_value", "minimum"), ("max_value", "maximum"), ("max_length", "maxLength")):
+        if (value := getattr(field, ours, None)) is not None:
+            extra[theirs] = value
+    if field.default is not serializers.empty and not callable(field.default):
+        extra["default"] = field.default
+    return extra
+
+
+def camel(name: str) -> str:
+    return "".join(part.title() for part in name.split("_"))
+
+
+def request_serializer(name: str, kind: JobKind) -> type[serializers.Serializer]:
+    """The submit body of a kind: its own parameters and the common fields, under a name of its own."""
+    return type(f"{camel(name)}Params", (kind.Params, SubmitFields), {})

@@ -1,0 +1,137 @@
+"""The job and artifact shapes of contract section 4: the same names in REST, WebSocket and pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from jobs.models import Artifact, Attempt, Job, JobEvent
+
+#: What only the owner and staff may see of a job.
+PRIVATE = ("params", "result", "error", "hint", "inputs", "artifacts", "estimate")
+User = AbstractBaseUser | AnonymousUser
+
+
+def may_see(job: Job, user: User | None) -> bool:
+    return user is not None and (job.owner_id == user.pk or bool(getattr(user, "is_staff", False)))
+
+
+class AttemptSerializer(serializers.ModelSerializer[Attempt]):
+    host = serializers.CharField(source="host.name")
+
+    class Meta:
+        model = Attempt
+        fields = [
+            "number", "host", "gpu_uuids", "gpu_names", "reported_gpu_uuids", "keeper_pid", "work_pid",
+            "start_checkpoint", "granted_at", "claimed_at", "heartbeat_at", "ended_at", "outcome", "detail",
+            "exit_status", "peak_memory_bytes",
+        ]  # fmt: skip
+
+
+class JobEventSerializer(serializers.ModelSerializer[JobEvent]):
+    class Meta:
+        model = JobEvent
+        fields = ["at", "event", "detail", "attempt"]
+
+
+class JobSerializer(serializers.ModelSerializer[Job]):
+    """A job; others than its owner and staff get the reduced form (private fields null)."""
+
+    owner = serializers.CharField(source="owner.username")
+    host = serializers.CharField(source="host.name", default=None)
+    gpu_names = serializers.SerializerMethodField()
+    progress = serializers.SerializerMethodField()
+    waiting_for = serializers.SerializerMethodField()
+    inputs = serializers.SerializerMethodField()
+    artifacts = serializers.SerializerMethodField()
+    attempts = serializers.SerializerMethodField()
+    retry_of = serializers.UUIDField(source="retry_of_id", allow_null=True)
+    duration_s = serializers.SerializerMethodField()
+
+    class Meta:
+        model = Job
+        fields = [
+            "id", "kind", "name", "owner", "status", "stalled", "failure_reason", "error", "hint", "gpu_request",
+            "gpu_wanted", "gpu_uuid", "gpu_uuids", "gpu_names", "host", "device", "simulated", "params", "estimate",
+            "progress", "waiting_for", "result", "artifacts", "inputs", "priority", "attempt", "attempts",
+            "retry_of", "group_id", "cancel_requested_at", "queued_at", "started_at", "finished_at", "duration_s",
+            "peak_memory_bytes",
+        ]  # fmt: skip
+
+    @extend_schema_field({"type": "array", "items": {"type": "string"}})
+    def get_gpu_names(self, job: Job) -> list[str]:
+        latest = _latest(job)
+        return latest.gpu_names if latest else []
+
+    @extend_schema_field({"type": "object"})
+    def get_progress(self, job: Job) -> dict[str, Any]:
+        return job.progress
+
+    @extend_schema_field({"type": "object", "nullable": True})
+    def get_waiting_for(self, job: Job) -> dict[str, Any] | None:
+        return job.waiting_for
+
+    @extend_schema_field({"type": "array", "items": {"type": "object"}})
+    def get_inputs(self, job: Job) -> list[dict[str, Any]]:
+        return [
+            {
+                "parameter": row.parameter,
+                "artifact": str(row.artifact_id) if row.artifact_id else None,
+                "name": row.artifact.name if row.artifact else None,
+                "job": str(row.source_job_id) if row.source_job_id else None,
+            }
+            for row in job.inputs.all()
+        ]
+
+    @extend_schema_field({"type": "array", "items": {"type": "object"}})
+    def get_artifacts(self, job: Job) -> list[dict[str, Any]]:
+        return [{"id": str(a.pk), "type": a.type, "name": a.name} for a in job.artifacts.all()]
+
+    @extend_schema_field(AttemptSerializer(many=True))
+    def get_attempts(self, job: Job) -> list[dict[str, Any]]:
+        return AttemptSerializer(job.attempts.all(), many=True).data
+
+    @extend_schema_field({"type": "number", "nullable": True})
+    def get_duration_s(self, job: Job) -> float | None:
+        if job.started_at is None or job.finished_at is None:
+            return None
+        return round((job.finished_at - job.started_at).total_seconds(), 3)
+
+    def to_representation(self, job: Job) -> dict[str, Any]:
+        data = super().to_representation(job)
+        return data if may_see(job, self.context.get("user")) else without_private(data)
+
+
+def _latest(job: Job) -> Attempt | None:
+    """Over the prefetched rows, where there are any."""
+    return max(job.attempts.all(), key=lambda attempt: attempt.number, default=None)
+
+
+def without_private(data: dict[str, Any]) -> dict[str, Any]:
+    """Kind, name, owner, card, state and progress remain; messages and parameters do not."""
+    hidden = data | dict.fromkeys(PRIVATE)
+    hidden["progress"] = (data["progress"] or {}) | {"message": None, "metrics": None}
+    hidden["attempts"] = []
+    return hidden
+
+
+def full(job: Job) -> dict[str, Any]:
+    """The job as its owner sees it, as plain JSON values."""
+    return dict(JobSerializer(job, context={"user": job.owner}).data)
+
+
+def reduced(job: Job) -> dict[str, Any]:
+    return without_private(full(job))
+
+
+class ArtifactSerializer(serializers.ModelSerializer[Artifact]):
+    owner = serializers.CharField(source="owner.username", read_only=True)
+    job = serializers.UUIDField(source="job_id", read_only=True, allow_null=True)
+
+    class Meta:
+        model = Artifact
+        fields = ["id", "type", "name", "owner", "job", "shared", "manifest", "size_bytes", "created_at"]
+        read_only_fields = ["id", "type", "manifest", "size_bytes", "created_at"]

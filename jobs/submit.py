@@ -1,0 +1,171 @@
+"""From a request to a queued row: the one way in for REST, forms and commands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.contrib.auth.models import AbstractBaseUser
+from django.db import transaction
+from rest_framework import serializers
+
+from gpus import choice
+from gpus.rest import ApiError
+from jobs import estimates, events, paths, registry, tasks
+from jobs.artifacts import Resolved, as_input, resolve_all
+from jobs.board import Board
+from jobs.kind import Estimate, JobKind
+from jobs.models import Job, JobEvent, JobInput
+
+
+class SubmitFields(serializers.Serializer):
+    """The fields that every kind takes beside its own parameters."""
+
+    gpu = serializers.JSONField(
+        required=False,
+        allow_null=True,
+        help_text="auto (default), an index of gpu-list, or a card's UUID. A named card is never swapped.",
+    )
+    name = serializers.CharField(required=False, allow_blank=True, max_length=120, help_text="A name for the job.")
+    priority = serializers.IntegerField(
+        required=False, default=0, min_value=-100, max_value=100, help_text="Above 0 is for staff."
+    )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request that was found good: everything the row needs."""
+
+    kind_name: str
+    kind: JobKind
+    params: dict[str, Any]
+    common: Mapping[str, Any]
+    gpu_request: str
+    needs_card: bool
+    resolved: list[Resolved]
+    estimate: Estimate | None
+
+
+def submit(user: AbstractBaseUser, kind_name: str, data: Mapping[str, Any], **fields: Any) -> Job:
+    """Queue a job. Raises `ValidationError` or `ApiError` before anything is written.
+
+    `fields` go into the row as they are (`retry_of`, `retry_from`).
+    """
+    plan = check(user, kind_name, data)
+    with transaction.atomic():
+        job = _create(user, plan, fields)
+        transaction.on_commit(lambda: _announce(job))
+    return job
+
+
+def check(user: AbstractBaseUser, kind_name: str, data: Mapping[str, Any]) -> Plan:
+    """Everything that can be known before queueing."""
+    kind = get_kind(kind_name)
+    if not isinstance(data, Mapping):
+        raise serializers.ValidationError({"non_field_errors": ["A JSON object is expected."]})
+    own, common = _validated(kind, data)
+    needs_card = kind.needs_card(own)
+    gpu_request = choice.parse(data.get("gpu"), max_gpus=kind.max_gpus, needs_card=needs_card)
+    _check_priority(user, common["priority"])
+    resolved = resolve_all(kind, own, user)
+    existing = {r.parameter: as_input(r.artifact) for r in resolved if r.artifact is not None}
+    kind.check(own, existing)
+    estimate = estimates.estimate_resolved(kind, own, resolved)
+    if needs_card and estimate is not None:
+        estimates.refuse_too_large(estimate.memory_bytes, gpu_request)
+    return Plan(kind_name, kind, plain(own), common, gpu_request, needs_card, resolved, estimate)
+
+
+def get_kind(name: str) -> JobKind:
+    try:
+        return registry.get(name)
+    except KeyError:
+        known = ", ".join(registry.all_kinds())
+        raise ApiError(404, "unknown_kind", f"There is no kind {name!r}. There are: {known}.") from None
+
+
+def _validated(kind: JobKind, data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The kind's parameters and the common fields; errors of both at once, unknown names included."""
+    own, common = kind.Params(data=data), SubmitFields(data=data)
+    good = own.is_valid() & common.is_valid()
+    known = set(own.fields) | set(common.fields)
+    unknown = {
+        name: [f"There is no parameter of this name. There are: {', '.join(sorted(known))}."]
+        for name in data
+        if name not in known
+    }
+    if not good or unknown:
+        raise serializers.ValidationError(dict(own.errors) | dict(common.errors) | unknown)
+    return own.validated_data, common.validated_data
+
+
+def _check_priority(user: AbstractBaseUser, priority: int) -> None:
+    if priority > 0 and not getattr(user, "is_staff", False):
+        raise serializers.ValidationError({"priority": ["A priority above 0 is for staff."]})
+
+
+def plain(value: Any) -> Any:
+    """Validated data as JSON stores it."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _create(user: AbstractBaseUser, plan: Plan, fields: Mapping[str, Any]) -> Job:
+    job = Job.objects.create(
+        kind=plan.kind_name,
+        name=plan.common.get("name", ""),
+        owner=user,
+        priority=plan.common["priority"],
+        params=plan.params,
+        device="cpu" if not plan.needs_card or choice.cpu_allowed() else "cuda",
+        interactive=plan.kind.interactive,
+        needs_card=plan.needs_card,
+        gpu_request=plan.gpu_request,
+        gpu_wanted=plan.gpu_request,
+        estimate=plan.estimate.as_dict() if plan.estimate else None,
+        **fields,
+    )
+    JobInput.objects.bulk_create([resolved.row(job) for resolved in plan.resolved])
+    JobEvent.objects.create(job=job, event="submitted", detail=f"gpu: {plan.gpu_request}")
+    return job
+
+
+def _announce(job: Job) -> None:
+    paths.write_json(paths.job_folder(job) / "params.json", {"kind": job.kind, "params": job.params})
+    events.created(job)
+    tasks.ring_dispatch()
+
+
+def fit(user: AbstractBaseUser, kind_name: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The estimate, and for every card whether the job fits now, later or never. Incomplete parameters give
+    an estimate of null, so that a half-filled form shows the cards."""
+    kind = get_kind(kind_name)
+    try:
+        plan: Plan | None = check(user, kind_name, {k: v for k, v in params.items() if k != "gpu"})
+    except (serializers.ValidationError, ApiError):
+        plan = None
+    estimate = plan.estimate if plan else None
+    need = estimate.memory_bytes if estimate else None
+    board, job_class = Board(), "interactive" if kind.interactive else "batch"
+    cards = [estimates.card_verdict(slots, need, job_class, board) for slots in board.cards()]
+    return {
+        "estimate": estimate.as_dict() if estimate else None,
+        "needs_card": plan.needs_card if plan else kind.needs_gpu != "never",
+        "cards": cards,
+        "auto": _auto(cards),
+    }
+
+
+def _auto(cards: list[dict[str, Any]]) -> dict[str, Any]:
+    """Where `auto` would go now, or the shortest wait."""
+    now = [c for c in cards if c["verdict"] == "now"]
+    later = sorted((c for c in cards if c["verdict"] == "later"), key=lambda c: c["eta_seconds"] or 1e12)
+    if now:
+        best = max(now, key=lambda c: (c["free_bytes"] or 0, -c["gpu_id"]))
+        return {"verdict": "now", "detail": f"card {best['gpu_id']} now", "uuid": best["uuid"]}
+    if later:
+        return {"verdict": "later", "detail": later[0]["detail"], "uuid": None}
+    return {"verdict": "never", "detail": "no card can hold this job" if cards else "no card is known", "uuid": None}
+

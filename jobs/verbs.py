@@ -1,0 +1,135 @@
+"""What people may do to a job: cancel, pause, resume, retry. Each answers with the job or raises `Conflict`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any
+
+from django.contrib.auth.models import AbstractBaseUser
+from django.db import transaction
+from django.utils import timezone
+
+from gpus import choice
+from jobs import endings, events, lease, paths, registry, submit, tasks
+from jobs.exceptions import Conflict
+from jobs.models import ACTIVE, FINAL, WAITING, Attempt, Job, JobEvent, Outcome, Status
+
+
+def cancel(job: Job, user: AbstractBaseUser) -> Job:
+    """End the job. Waiting jobs and unclaimed starts end here; a keeper ends the others."""
+    _ask(job, "cancel_requested_at", user)
+    with transaction.atomic():
+        done = job.move(WAITING, Status.CANCELLED) or _cancel_unclaimed(job)
+    if done:
+        _story(job, Status.CANCELLED, user)
+        tasks.ring_dispatch()
+    else:
+        tasks.ring_nudge(job)
+    return job
+
+
+def _ask(job: Job, field: str, user: AbstractBaseUser) -> None:
+    """Write the request on the row, where keepers read it."""
+    now = timezone.now()
+    asked = Job.objects.filter(pk=job.pk).exclude(status__in=FINAL).update(**{field: now})
+    job.refresh_from_db()
+    if not asked:
+        raise Conflict(f"The job has ended already: {job.status}.")
+    JobEvent.objects.create(job=job, event=field.removesuffix("_at"), detail=f"by {user}", attempt=job.attempt)
+
+
+def _cancel_unclaimed(job: Job) -> bool:
+    """A start that no keeper has claimed: close the attempt first, then nobody can claim it any more."""
+    attempt = job.attempts.filter(number=job.attempt, keeper_pid=None, ended_at=None).first()
+    if attempt is None or job.status != Status.STARTING:
+        return False
+    closed = Attempt.objects.filter(pk=attempt.pk, keeper_pid=None, ended_at=None).update(
+        ended_at=timezone.now(), outcome=Outcome.ENDED, detail="cancelled before it was claimed"
+    )
+    if not closed or not job.move([Status.STARTING], Status.CANCELLED):
+        return False
+    lease.end_unused(attempt)
+    return True
+
+
+def pause(job: Job, user: AbstractBaseUser) -> Job:
+    """Ask a running job to write a checkpoint and leave its card."""
+    if job.status not in ACTIVE:
+        raise Conflict(f"Only a running job can be paused; this one is {job.status}.")
+    _ask(job, "pause_requested_at", user)
+    tasks.ring_nudge(job)
+    return job
+
+
+def resume(job: Job, user: AbstractBaseUser, gpu: Any = None) -> Job:
+    """Queue a paused job again, on the card it had unless another is named; a failed or cancelled one with a
+    checkpoint is retried from it."""
+    if job.status in (Status.FAILED, Status.CANCELLED):
+        return retry(job, user, gpu=gpu, start="checkpoint")
+    wanted = same_card(job, gpu)
+    if not job.move([Status.PAUSED], Status.QUEUED, gpu_wanted=wanted, pause_requested_at=None):
+        raise Conflict(f"Only a paused job can be resumed; this one is {job.status}.")
+    _story(job, "resumed", user)
+    tasks.ring_dispatch()
+    return job
+
+
+def same_card(job: Job, gpu: Any) -> str:
+    """The cards of the last attempt if it ever ran, else what was asked for; the caller may name another."""
+    kind = registry.get(job.kind)
+    asked = gpu if gpu is not None else (job.gpu_uuids or job.gpu_request)
+    if isinstance(asked, str) and "," in asked and gpu is None:
+        asked = asked.split(",")
+    return choice.parse(asked, max_gpus=kind.max_gpus, needs_card=job.needs_card)
+
+
+def retry(
+    job: Job,
+    user: AbstractBaseUser,
+    gpu: Any = None,
+    start: str | None = None,
+    params: dict[str, Any] | None = None,
+) -> Job:
+    """A new job with the old one's parameters, on the same card unless another is named.
+
+    From the old one's checkpoint by default, where there is one and the parameters are unchanged.
+    """
+    if job.status not in FINAL:
+        raise Conflict(f"The job has not ended; it is {job.status}.")
+    start = start or ("checkpoint" if endings.newest_checkpoint(job) and not params else "start")
+    if start == "checkpoint" and not endings.newest_checkpoint(job):
+        raise Conflict("This job left no checkpoint; retry from the start.")
+    if start == "checkpoint" and params:
+        raise Conflict("Changed parameters cannot go on from a checkpoint; retry from the start.")
+    data = job.params | (params or {}) | {"gpu": _listed(same_card(job, gpu)), "name": job.name}
+    with transaction.atomic():
+        again = submit.submit(user, job.kind, data, retry_of=job, retry_from=start)
+        if start == "checkpoint":
+            copy_checkpoints(job, again)
+    return again
+
+
+def _listed(request: str) -> Any:
+    return request.split(",") if "," in request else request
+
+
+def copy_checkpoints(source: Job, target: Job) -> None:
+    """Hard links where the disk allows them: checkpoints are never written in place."""
+    paths.checkpoints(target).parent.mkdir(parents=True, exist_ok=True)
+    newest = endings.newest_checkpoint(source)
+    shutil.copytree(
+        paths.checkpoints(source) / newest, paths.checkpoints(target) / newest, copy_function=_link
+    )
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _story(job: Job, event: str, user: AbstractBaseUser) -> None:
+    JobEvent.objects.create(job=job, event=event, detail=f"by {user}", attempt=job.attempt)
+    events.changed(job)

@@ -1,0 +1,188 @@
+"""The work process: verify the card, run the kind, write the end. It dies with its keeper.
+
+This file and `forkserver` are the only ones of the engine that may touch torch.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.metadata
+import logging
+import os
+import platform
+import signal
+import sys
+import time
+import traceback
+from typing import Any
+
+from django.conf import settings
+from django.utils import timezone
+from setproctitle import setproctitle
+
+from gpus import backends, publish
+from gpus.readings import CardInfo
+from jobs import endings, events, faults, processes, registry
+from jobs.context import WorkContext
+from jobs.endings import End
+from jobs.exceptions import Fenced, JobRejected, JobStopped
+from jobs.interp.errors import NonFinite, Stopped, Unusable
+from jobs.models import Attempt, Job, Status
+from jobs.version import VERSION
+
+logger = logging.getLogger("mistudio.work")
+
+LIBRARIES = ("torch", "transformers", "safetensors", "numpy")
+
+
+class CardMismatch(Exception):
+    """The card that the process sees is not the card of its lease."""
+
+
+def main(job: Job, attempt: Attempt, gate: int, token: str) -> int:
+    """The life of the work; returns its exit status. Waits at `gate` until the keeper has recorded it."""
+    processes.die_with_parent(attempt.keeper_pid or 0)
+    setproctitle(f"mistudio work {job.kind} {job.pk}")
+    if os.read(gate, 1) != b"1":
+        return 1
+    set_environment(attempt, token)
+    context: WorkContext | None = None
+    try:
+        device = verify_card(job, attempt)
+        if not start(job, attempt):
+            return 0
+        context = WorkContext(job, device)
+        signal.signal(signal.SIGTERM, lambda *_: setattr(context, "stop_requested", True))
+        end = run(context)
+    except Fenced as error:
+        logger.warning("stopping: %s", error)
+        return 0
+    except BaseException as error:  # noqa: BLE001: whatever happened is the job's end, told in its row
+        end = end_of(job, error, reported=bool(context and context.journal.reported))
+    return publish_end(job, attempt, end)
+
+
+def set_environment(attempt: Attempt, token: str) -> None:
+    """The cards by UUID, before CUDA is touched: below the API only UUIDs travel."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(attempt.gpu_uuids)
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    os.environ[processes.TOKEN_VARIABLE] = token  # for what the work executes
+
+
+def verify_card(job: Job, attempt: Attempt) -> str:
+    """The device that torch shall use, once the cards seen are proven to be those of the lease."""
+    if not attempt.gpu_uuids:
+        return "cpu"
+    on_cuda = not job.simulated and settings.MISTUDIO_TORCH_DEVICE == "cuda"
+    seen = _cuda_uuids() if on_cuda else _looked_up(job.simulated)
+    Attempt.objects.filter(pk=attempt.pk).update(reported_gpu_uuids=seen)
+    if seen != attempt.gpu_uuids:
+        raise CardMismatch(f"granted {', '.join(attempt.gpu_uuids)}, but the process sees {', '.join(seen) or 'none'}")
+    logger.info("card %s verified", ", ".join(seen))
+    return "cuda:0" if on_cuda else "cpu"
+
+
+def _cuda_uuids() -> list[str]:
+    """UUIDs of `cuda:0…` as the CUDA runtime reports them, in the driver's spelling."""
+    import torch
+
+    count = torch.cuda.device_count()
+    return [f"GPU-{torch.cuda.get_device_properties(n).uuid}" for n in range(count)]
+
+
+def _looked_up(simulated: bool) -> list[str]:
+    """The environment's cards, each found again by the backend's own lookup."""
+    backend = backends.get("simulated" if simulated else "nvml")
+    named = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+    cards: list[CardInfo | None] = [backend.lookup(uuid) for uuid in named]
+    return [card.uuid for card in cards if card is not None]
+
+
+def start(job: Job, attempt: Attempt) -> bool:
+    """`starting → running`; False when the job was ended meanwhile."""
+    faults.point("before_running")
+    moved = job.move([Status.STARTING], Status.RUNNING, started_at=job.started_at or timezone.now())
+    if moved:
+        events.changed(job)
+    faults.point("running")
+    return moved
+
+
+def run(context: WorkContext) -> End:
+    kind, job = registry.get(context.job.kind), context.job
+    began = time.monotonic()
+    serializer = kind.Params(data=job.params)
+    serializer.is_valid(raise_exception=True)
+    result = kind.run(context, serializer.validated_data)
+    context.journal.store_now()
+    return context.end(result, provenance(job, time.monotonic() - began))
+
+
+def provenance(job: Job, seconds: float) -> dict[str, Any]:
+    """What it takes to make the result again. No secrets, no paths."""
+    return {
+        "kind": job.kind,
+        "job": str(job.pk),
+        "params": job.params,
+        "inputs": {row.parameter: str(row.artifact_id) for row in job.inputs.all()},
+        "version": VERSION,
+        "python": platform.python_version(),
+        "libraries": {name: importlib.metadata.version(name) for name in LIBRARIES},
+        "threads": _threads(),
+        "cards": job.gpu_uuids,
+        "simulated": job.simulated,
+        "seconds": round(seconds, 3),
+    }
+
+
+def _threads() -> int | None:
+    torch = sys.modules.get("torch")
+    return torch.get_num_threads() if torch else None
+
+
+def end_of(job: Job, error: BaseException, *, reported: bool) -> End:
+    """What an exception means for the job: said no, stopped as asked, or broke."""
+    if isinstance(error, JobStopped | Stopped):
+        return stopped(job)
+    if isinstance(error, JobRejected | Unusable):
+        status = Status.FAILED if reported else Status.REFUSED
+        reason, hint = getattr(error, "reason", "rejected"), getattr(error, "hint", "")
+        return End(status, failure_reason=reason, error=str(error), hint=hint)
+    reason, hint = reason_of(error)
+    text = "".join(traceback.format_exception(error))
+    logger.error("%s", text)
+    return End(Status.FAILED, failure_reason=reason, error=sentence(error), hint=hint, traceback=text)
+
+
+def stopped(job: Job) -> End:
+    job.refresh_from_db(fields=["cancel_requested_at", "pause_requested_at"])
+    paused = job.pause_requested_at and not job.cancel_requested_at
+    return End(Status.PAUSED if paused else Status.CANCELLED)
+
+
+def reason_of(error: BaseException) -> tuple[str, str]:
+    """The failure reason and the remedy."""
+    if isinstance(error, CardMismatch):
+        return "card_mismatch", "Retry; if it happens again, run manage.py doctor on the host."
+    if isinstance(error, NonFinite):
+        return "non_finite", "Try a lower learning rate, or float32."
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return "out_of_memory", "Try half the batch size, or a card with more memory."
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "disk_full", "Free some space on the data disk, then retry from the checkpoint."
+    return "error", "The traceback is kept with the job."
+
+
+def sentence(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def publish_end(job: Job, attempt: Attempt, end: End) -> int:
+    """Write the end and carry it out; the keeper repeats what the database refuses now."""
+    endings.write(job, end)
+    try:
+        endings.complete(job, attempt)
+    except Exception:
+        logger.exception("the end is written; the keeper completes it")
+    publish.flush(1.0)
+    return 0

@@ -1,0 +1,190 @@
+"""`manage.py up`: all processes of a single host, its private broker included (contract, section 6)."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import time
+import urllib.error
+import urllib.request
+from argparse import ArgumentParser
+from datetime import timedelta
+from pathlib import Path
+from typing import IO, Any
+
+from django.conf import settings
+from django.core.management import call_command
+from django.core.management.base import BaseCommand, CommandError
+from django.db import OperationalError, connections
+from django.utils import timezone
+from setproctitle import setproctitle
+
+from gpus.models import Host, Pulse
+from gpus.timing import scaled
+from jobs import tasks
+from jobs.models import ACTIVE, Job
+from mistudio import broker, home
+from mistudio.supervisor import Service, end_all, procfile
+from monitor import signin
+
+READY_SECONDS = 60.0
+CANARY_SECONDS = 90.0
+END_SECONDS = 13.0  # of the 15 s in which SIGTERM must have ended everything
+
+
+class Command(BaseCommand):
+    help = "Run miStudio on this host: web, agent, workers, beat, and a private broker unless REDIS_URL is set."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--port", type=int, default=int(os.environ.get("PORT") or 8000))
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        setproctitle("mistudio up")
+        self.url = f"http://{_shown(settings.MISTUDIO_BIND)}:{options['port']}"
+        self.stop_requested = False
+        os.environ["MISTUDIO_HOME"] = str(settings.MISTUDIO_HOME)  # absolute, whatever the children's folder is
+        lock = take_lock(settings.MISTUDIO_HOME)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        broker_service = self.start_broker()
+        call_command("migrate", verbosity=0, interactive=False)
+        self.services = self.make_services(options["port"])
+        try:
+            for service in self.services:
+                service.start()
+            self.wait_until_ready()
+            self.announce()
+            self.supervise(broker_service)
+        finally:
+            self.end(broker_service)
+            lock.close()
+
+    def _stop(self, *args: Any) -> None:
+        self.stop_requested = True
+
+    # Start --------------------------------------------------------------------------------------------
+
+    def start_broker(self) -> Service | None:
+        """The private broker; a REDIS_URL of the user's own is only asked whether it answers."""
+        if os.environ.get("REDIS_URL"):
+            broker.wait_until_answers(settings.REDIS_URL)
+            return None
+        socket = home.socket_folder(settings.MISTUDIO_HOME) / "broker.sock"
+        command = broker.command(socket, settings.MISTUDIO_HOME / "run" / "broker")
+        service = Service("broker", command, settings.MISTUDIO_HOME / "logs" / "broker.log", settings.BASE_DIR)
+        service.start()
+        broker.wait_until_answers(settings.REDIS_URL, service.process)
+        return service
+
+    def make_services(self, port: int) -> list[Service]:
+        values = {
+            "PORT": str(port),
+            "MISTUDIO_BIND": settings.MISTUDIO_BIND,
+            "MISTUDIO_HOST_NAME": settings.MISTUDIO_HOST_NAME,
+        }
+        logs = settings.MISTUDIO_HOME / "logs"
+        commands = procfile(settings.BASE_DIR / "Procfile", values)
+        return [Service(name, words, logs / f"{name}.log", settings.BASE_DIR) for name, words in commands.items()]
+
+    def wait_until_ready(self) -> None:
+        deadline = time.monotonic() + READY_SECONDS
+        while not self.stop_requested:
+            waiting = [s.name for s in self.services if not s.running()] or self.unready_parts()
+            if not waiting:
+                return
+            if time.monotonic() > deadline:
+                raise CommandError(f"Not ready after {READY_SECONDS:.0f} s: {', '.join(waiting)}; see {self.logs()}.")
+            time.sleep(0.1)
+
+    def unready_parts(self) -> list[str]:
+        host = Host.objects.filter(name=settings.MISTUDIO_HOST_NAME).first()
+        since = timezone.now() - timedelta(seconds=time.monotonic() - self.services[0].started_at)
+        seen = {
+            "agent": host.agent_seen_at if host else None,
+            "worker": host.worker_seen_at if host else None,
+        }
+        missing = [name for name, at in seen.items() if at is None or at < since]
+        return missing + ([] if self.web_answers() else ["web"])
+
+    def web_answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/api/v1/system/health", timeout=2):
+                return True
+        except urllib.error.HTTPError:
+            return True  # degraded is an answer, too
+        except OSError:
+            return False
+
+    def announce(self) -> None:
+        pids = {s.name: s.pid for s in self.services}
+        ready = {"url": self.url, "pid": os.getpid(), "processes": pids}
+        home.write_private(settings.MISTUDIO_HOME / "run" / "ready.json", json.dumps(ready))
+        self.say(f"miStudio runs at {self.url}")
+        self.say(f"Sign in (once, within 15 minutes): {signin.make_link(self.url)}")
+        self.say("Ctrl-C ends the services; running jobs go on.")
+
+    # Run ----------------------------------------------------------------------------------------------
+
+    def supervise(self, broker_service: Service | None) -> None:
+        looked_at = time.monotonic()
+        while not self.stop_requested:
+            for service in [*([broker_service] if broker_service else []), *self.services]:
+                service.tend(self.say)
+            if time.monotonic() - looked_at > scaled(10):
+                looked_at = time.monotonic()
+                self.restart_deaf_workers()
+            time.sleep(0.2)
+
+    def restart_deaf_workers(self) -> None:
+        """A worker may live and yet consume nothing after its broker was away: its canary tells."""
+        queues = {"worker": tasks.host_queue(settings.MISTUDIO_HOST_NAME), "worker-cpu": "cpu"}
+        limit = scaled(CANARY_SECONDS)
+        try:
+            pulses = dict(Pulse.objects.values_list("name", "at"))
+        except OperationalError:
+            connections.close_all()
+            return
+        for service in self.services:
+            at = pulses.get(f"canary:{queues.get(service.name)}")
+            running_for = time.monotonic() - service.started_at
+            if at and running_for > limit and (timezone.now() - at).total_seconds() > limit:
+                self.say(f"{service.name} has not answered for {limit:.0f} s; starting it again")
+                service.send(signal.SIGKILL)
+
+    # End ----------------------------------------------------------------------------------------------
+
+    def end(self, broker_service: Service | None) -> None:
+        """In order, within 15 s: first what takes requests and sends, then what carries them."""
+        (settings.MISTUDIO_HOME / "run" / "ready.json").unlink(missing_ok=True)
+        end_all([s for s in self.services if s.running()], END_SECONDS)
+        if broker_service:
+            end_all([broker_service], 2.0)
+        self.say_what_goes_on()
+
+    def say_what_goes_on(self) -> None:
+        running = Job.objects.filter(status__in=ACTIVE).select_related("owner")
+        for job in running:
+            self.say(f"goes on: {job} ({job.kind}, {job.owner}) on {job.gpu_uuid or 'the CPU'}")
+
+    def say(self, line: str) -> None:
+        self.stdout.write(line)
+        self.stdout.flush()
+
+    def logs(self) -> Path:
+        return settings.MISTUDIO_HOME / "logs"
+
+
+def take_lock(folder: Path) -> IO[str]:
+    """One `up` per data folder, proven by a lock that ends with its process."""
+    lock = open(folder / "run" / "up.lock", "w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise CommandError(f"miStudio already runs on {folder}; see {folder / 'run' / 'ready.json'}.") from None
+    return lock
+
+
+def _shown(bind: str) -> str:
+    return "127.0.0.1" if bind in ("0.0.0.0", "::") else bind

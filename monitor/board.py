@@ -1,0 +1,130 @@
+"""What the Monitor shows, put together from the rows: cards, who holds them, what starts next, the hosts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from django.contrib.auth.models import AbstractBaseUser
+
+from gpus import owners, shapes
+from gpus.models import Gpu, Host
+from jobs.models import ACTIVE, Job, Status
+from monitor import words
+
+#: From so many cards on, a card is a line and its charts are opened one by one.
+LINES_FROM = 9
+QUEUE_LENGTH = 12
+
+Card = dict[str, Any]
+
+
+def gpu_map() -> dict[str, Gpu]:
+    """Every known card by UUID, in the order of `gpu-list`."""
+    return {gpu.uuid: gpu for gpu in Gpu.objects.select_related("host")}
+
+
+def present(gpus: Iterable[Gpu]) -> list[Gpu]:
+    """The cards that the pages show: those that were taken out are left to the record of their jobs."""
+    return [gpu for gpu in gpus if gpu.removed_at is None]
+
+
+def metrics_of(gpu: Gpu) -> shapes.Metrics:
+    return shapes.metrics(gpu.index, gpu.uuid, {} if gpu.lost_at else gpu.reading, gpu.sampled_at)
+
+
+def aggregate() -> shapes.Aggregate:
+    return shapes.aggregate([metrics_of(gpu) for gpu in present(Gpu.objects.all())])
+
+
+def monitor(user: AbstractBaseUser) -> dict[str, Any]:
+    """The context of the Monitor and of its parts."""
+    gpus = gpu_map()
+    hosts = list(Host.objects.order_by("name"))
+    cards = cards_of(present(gpus.values()))
+    return {
+        "gpus": gpus,
+        "cards": cards,
+        "any_process": any(card["processes"] for card in cards),
+        "lines": len(cards) >= LINES_FROM,
+        "aggregate": shapes.aggregate([card["metrics"] for card in cards]),
+        "hosts": hosts,
+        "notices": notices(cards, hosts),
+        "queue": queue(user, gpus),
+        "about": about(cards, hosts),
+    }
+
+
+def cards_of(gpus: list[Gpu]) -> list[Card]:
+    holds, active = owners.holds(), active_jobs()
+    cards = []
+    for gpu in gpus:
+        hold = holds.get(gpu.uuid, owners.NOTHING)
+        held_by = [active[job_id] for job_id in hold["jobs"] if job_id in active]
+        info = shapes.info(gpu, hold)
+        cards.append(
+            {
+                "info": info,
+                "metrics": metrics_of(gpu),
+                "jobs": held_by,
+                "processes": processes_of(gpu),
+                "trouble": info["health"] in words.TROUBLE,
+                "state": words.state_of_card(info),
+                "says": words.card_says(gpu, info),
+            }
+        )
+    return cards
+
+
+def active_jobs() -> dict[str, Job]:
+    jobs = Job.objects.filter(status__in=ACTIVE).select_related("owner")
+    return {str(job.pk): job for job in jobs}
+
+
+def processes_of(gpu: Gpu) -> list[shapes.Process]:
+    whose = owners.owner_of(gpu.host.name, gpu.uuid, gpu.processes)
+    pairs = zip(gpu.processes, whose, strict=True)
+    return shapes.by_memory(shapes.process(gpu.uuid, entry, owner) for entry, owner in pairs)
+
+
+def notices(cards: list[Card], hosts: list[Host]) -> list[dict[str, Any]]:
+    """What needs a person, each in a sentence."""
+    found = [words.silent_agent(host) for host in hosts if not host.agent_alive()]
+    found += [words.no_cards(host) for host in hosts if host.backend_error]
+    silent = {host.name for host in hosts if not host.agent_alive()}
+    found += [words.lost_card(card["info"]) for card in cards if needs_notice(card["info"], silent)]
+    return found
+
+
+def needs_notice(info: shapes.Info, silent: set[str]) -> bool:
+    """One sentence per silent host is enough; its cards need none of their own."""
+    return info["health"] in ("lost", "quarantined") and info["host"] not in silent
+
+
+def queue(user: AbstractBaseUser, gpus: dict[str, Gpu]) -> dict[str, Any]:
+    """The jobs that wait, in the order in which they start, each with why not now."""
+    waiting = Job.objects.filter(status__in=(Status.QUEUED, Status.STARTING)).select_related("owner")
+    ordered = waiting.order_by("-priority", "queued_at")
+    jobs = list(ordered[:QUEUE_LENGTH])
+    rows = [{"job": job, "why": words.why_waiting(job, gpus)} for job in jobs]
+    return {"rows": rows, "more": max(0, ordered.count() - len(rows))}
+
+
+def about(cards: list[Card], hosts: list[Host]) -> list[str]:
+    """Host names, driver, CUDA: the line beside the heading."""
+    parts = [", ".join(host.name for host in hosts)]
+    for label, key in (("driver", "driver_version"), ("CUDA", "cuda_version")):
+        versions = sorted({card["info"][key] for card in cards if card["info"][key]})
+        if versions:
+            parts.append(f"{label} {', '.join(versions)}")
+    if any(card["info"]["simulated"] for card in cards):
+        parts.append("simulated cards")
+    return [part for part in parts if part]
+
+
+def by_host(cards: list[Card]) -> dict[str, list[Card]]:
+    grouped: dict[str, list[Card]] = defaultdict(list)
+    for card in cards:
+        grouped[card["info"]["host"]].append(card)
+    return grouped

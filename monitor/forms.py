@@ -1,0 +1,1 @@
+"""Placeholder while the real one is being written."""

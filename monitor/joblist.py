@@ -1,0 +1,68 @@
+"""The list of jobs: filters, pages, and the rows that changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
+from uuid import UUID
+
+from django.contrib.auth.models import AbstractBaseUser
+from django.db.models import QuerySet
+
+from jobs import registry
+from jobs.models import Job, Status
+from monitor import board, words
+
+PAGE = 50
+FILTERS = ("status", "kind", "mine")
+
+
+def page(user: AbstractBaseUser, asked: Mapping[str, str]) -> dict[str, Any]:
+    chosen = {name: asked.get(name, "") for name in FILTERS}
+    start = whole(asked.get("from", ""))
+    jobs = by_ids(asked["ids"]) if asked.get("ids") else filtered(user, chosen)[start : start + PAGE + 1]
+    gpus = board.gpu_map()
+    rows = [row(job, gpus) for job in list(jobs)[:PAGE]]
+    return {
+        "rows": rows,
+        "gpus": gpus,
+        "chosen": chosen,
+        "any": any(chosen.values()),
+        "statuses": Status.values,
+        "kinds": registry.choices(),
+        "more": more(chosen, start + PAGE) if len(jobs) > PAGE else "",
+    }
+
+
+def row(job: Job, gpus: Mapping[str, Any]) -> dict[str, Any]:
+    waits = job.status in (Status.QUEUED, Status.STARTING)
+    return {"job": job, "why": words.why_waiting(job, gpus) if waits else None}
+
+
+def filtered(user: AbstractBaseUser, chosen: Mapping[str, str]) -> QuerySet[Job]:
+    jobs = Job.objects.select_related("owner").order_by("-queued_at")
+    if chosen["status"]:
+        jobs = jobs.filter(status__in=chosen["status"].split(","))
+    if chosen["kind"]:
+        jobs = jobs.filter(kind=chosen["kind"])
+    return jobs.filter(owner=user) if chosen["mine"] else jobs
+
+
+def by_ids(ids: str) -> list[Job]:
+    """The jobs of a list of ids; what is no id is left out."""
+    wanted = []
+    for text in ids.split(",")[:PAGE]:
+        try:
+            wanted.append(UUID(text))
+        except ValueError:
+            continue
+    return list(Job.objects.filter(pk__in=wanted).select_related("owner"))
+
+
+def whole(text: str) -> int:
+    return int(text) if text.isdecimal() and len(text) < 9 else 0
+
+
+def more(chosen: Mapping[str, str], start: int) -> str:
+    return urlencode({name: value for name, value in chosen.items() if value} | {"from": start})

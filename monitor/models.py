@@ -1,0 +1,78 @@
+"""What lets somebody in: API tokens with scopes, and keys that are good for one use (tickets, sign-in links)."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import uuid
+from datetime import timedelta
+from typing import Any
+
+from django.conf import settings
+from django.contrib.auth.models import AbstractBaseUser
+from django.db import models
+from django.utils import timezone
+from knox.models import AbstractAuthToken
+
+
+class ApiToken(AbstractAuthToken):
+    """A knox token (only its hash is stored) that says what it may be used for."""
+
+    # `digest` is the primary key; addresses name a token by this instead.
+    public_id = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    name = models.CharField(max_length=80)
+    scopes = models.JSONField(default=list)
+
+    class Meta:
+        ordering = ["-created"]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def expired(self) -> bool:
+        return self.expiry is not None and self.expiry < timezone.now()
+
+
+def digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+class OneTimeKey(models.Model):
+    """issued ─spend─▶ gone; or expires. Only the hash is stored; `data` is what the key stands for."""
+
+    class Purpose(models.TextChoices):
+        TICKET = "ticket"
+        SIGNIN = "signin"
+
+    purpose = models.CharField(max_length=10, choices=Purpose.choices)
+    digest = models.CharField(max_length=64, unique=True)
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
+    data = models.JSONField(default=dict)
+    expires_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"{self.purpose} for {self.user}"
+
+    @classmethod
+    def issue(cls, purpose: str, user: AbstractBaseUser, seconds: int, **data: Any) -> str:
+        """Make a key and return it; expired ones are cleared away on the occasion."""
+        now = timezone.now()
+        cls.objects.filter(expires_at__lt=now).delete()
+        key = secrets.token_urlsafe(32)
+        expires_at = now + timedelta(seconds=seconds)
+        cls.objects.create(purpose=purpose, digest=digest(key), user=user, data=data, expires_at=expires_at)
+        return key
+
+    @classmethod
+    def find(cls, purpose: str, key: str) -> OneTimeKey | None:
+        rows = cls.objects.filter(purpose=purpose, digest=digest(key), expires_at__gt=timezone.now())
+        return rows.select_related("user").first()
+
+    @classmethod
+    def spend(cls, purpose: str, key: str) -> OneTimeKey | None:
+        """The key's row, to the first who asks; `None` to everybody after, and for unknown or expired keys."""
+        row = cls.find(purpose, key)
+        if row is None or not cls.objects.filter(digest=row.digest).delete()[0]:
+            return None
+        return row

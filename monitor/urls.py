@@ -1,0 +1,22 @@
+"""Addresses of the pages."""
+
+from __future__ import annotations
+
+from django.urls import path
+
+from monitor import views
+
+urlpatterns = [
+    path("", views.monitor, name="monitor"),
+    path("parts/", views.monitor_parts, name="monitor-parts"),
+    path("jobs/", views.jobs, name="jobs"),
+    path("jobs/rows/", views.job_rows, name="job-rows"),
+    path("jobs/<uuid:job_id>/", views.job, name="job"),
+    path("jobs/<uuid:job_id>/parts/", views.job_parts, name="job-parts"),
+    path("jobs/<uuid:job_id>/points/", views.job_points, name="job-points"),
+    path("jobs/<uuid:job_id>/cancel/", views.job_cancel, name="job-cancel"),
+    path("jobs/<uuid:job_id>/retry/", views.job_retry, name="job-retry"),
+    path("new/", views.new, name="new"),
+    path("new/<slug:kind_name>/", views.new_kind, name="new-kind"),
+    path("new/<slug:kind_name>/fit/", views.new_fit, name="new-fit"),
+]

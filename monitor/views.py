@@ -1,0 +1,140 @@
+"""The pages. Each view asks another module what to show and renders it."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_POST, require_safe
+from rest_framework.exceptions import ValidationError
+
+from gpus.rest import ApiError, body
+from jobs import submit, verbs
+from jobs.exceptions import Conflict
+from jobs.models import Job
+from jobs.serializers import may_see
+from monitor import board, figures, forms, joblist, jobpage
+
+
+# Monitor ------------------------------------------------------------------------------------------------
+@login_required
+@require_safe
+def monitor(request: HttpRequest) -> HttpResponse:
+    return render(request, "monitor/monitor.html", board.monitor(request.user))
+
+
+@login_required
+@require_safe
+def monitor_parts(request: HttpRequest) -> HttpResponse:
+    return render(request, "monitor/_parts.html", board.monitor(request.user))
+
+
+# Jobs ---------------------------------------------------------------------------------------------------
+@login_required
+@require_safe
+def jobs(request: HttpRequest) -> HttpResponse:
+    return render(request, "jobs/jobs.html", joblist.page(request.user, request.GET))
+
+
+@login_required
+@require_safe
+def job_rows(request: HttpRequest) -> HttpResponse:
+    """The rows alone: of a page of the list, or of the jobs that `ids` names."""
+    return render(request, "jobs/_rows.html", joblist.page(request.user, request.GET))
+
+
+# One job ------------------------------------------------------------------------------------------------
+def found(job_id: UUID) -> Job:
+    return get_object_or_404(Job.objects.select_related("owner", "host", "retry_of"), pk=job_id)
+
+
+def mine(request: HttpRequest, job_id: UUID) -> Job:
+    """The job, for its owner and staff; for others as if it did not exist."""
+    job = found(job_id)
+    if not may_see(job, request.user):
+        raise Http404
+    return job
+
+
+@login_required
+@require_safe
+def job(request: HttpRequest, job_id: UUID) -> HttpResponse:
+    return render(request, "jobs/job.html", jobpage.context(found(job_id), request.user))
+
+
+@login_required
+@require_safe
+def job_parts(request: HttpRequest, job_id: UUID) -> HttpResponse:
+    return render(request, "jobs/_job.html", jobpage.context(found(job_id), request.user))
+
+
+@login_required
+@require_safe
+def job_points(request: HttpRequest, job_id: UUID) -> HttpResponse:
+    """The metric curves, thinned to what a chart can show."""
+    return JsonResponse(figures.points(mine(request, job_id)))
+
+
+@login_required
+@require_POST
+def job_cancel(request: HttpRequest, job_id: UUID) -> HttpResponse:
+    wanted = mine(request, job_id)
+    try:
+        verbs.cancel(wanted, request.user)
+    except Conflict as conflict:
+        messages.error(request, str(conflict))
+    return redirect("job", job_id)
+
+
+@login_required
+@require_POST
+def job_retry(request: HttpRequest, job_id: UUID) -> HttpResponse:
+    wanted = mine(request, job_id)
+    gpu, start = request.POST.get("gpu") or None, request.POST.get("from") or None
+    try:
+        again = verbs.retry(wanted, request.user, gpu=gpu, start=start)
+    except (Conflict, ApiError, ValidationError) as refusal:
+        messages.error(request, said(refusal))
+        return redirect("job", job_id)
+    return redirect("job", again.pk)
+
+
+def said(refusal: Exception) -> str:
+    return str(refusal) if isinstance(refusal, Conflict) else body(refusal)["detail"]
+
+
+# New job ------------------------------------------------------------------------------------------------
+@login_required
+@require_safe
+def new(request: HttpRequest) -> HttpResponse:
+    return render(request, "new/new.html", {"stages": forms.stages()})
+
+
+@login_required
+def new_kind(request: HttpRequest, kind_name: str) -> HttpResponse:
+    form = kind_form(request, kind_name)
+    if request.method == "POST":
+        try:
+            return redirect("job", submit.submit(request.user, kind_name, form.data()).pk)
+        except (ValidationError, ApiError) as refusal:
+            form.refused(refusal)
+    context = {"form": form, "stages": forms.stages(), "place": form.place()}
+    return render(request, "new/kind.html", context, status=400 if form.errors else 200)
+
+
+@login_required
+def new_fit(request: HttpRequest, kind_name: str) -> HttpResponse:
+    """Where the job as typed so far would run: the picker alone."""
+    form = kind_form(request, kind_name)
+    return render(request, "new/_place.html", {"form": form, "place": form.place()})
+
+
+def kind_form(request: HttpRequest, kind_name: str) -> forms.KindForm:
+    typed = request.POST if request.method == "POST" else request.GET
+    try:
+        return forms.KindForm(kind_name, request.user, typed, request.build_absolute_uri("/"))
+    except KeyError:
+        raise Http404(f"There is no kind {kind_name}.") from None

@@ -1,0 +1,93 @@
+"""Sentences of the pages: what a card is doing, why a job waits, what needs a person."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpus import shapes
+from gpus.models import Gpu, Host
+from jobs.models import Job, Status
+from monitor.templatetags.show import ago, duration, since
+
+#: Healths of a card that need a person.
+TROUBLE = ("host_lost", "lost", "quarantined", "removed")
+
+Said = dict[str, Any]
+
+
+def said(text: str, *, bad: bool = False, **more: Any) -> Said:
+    return {"text": text, "bad": bad, **more}
+
+
+# Cards --------------------------------------------------------------------------------------------------
+def state_of_card(info: shapes.Info) -> Said:
+    """The word on the card's badge."""
+    if info["health"] == "ok":
+        return said("busy" if info["jobs"] else "free", tone="busy" if info["jobs"] else "")
+    tone = "bad" if info["health"] in TROUBLE else "warn"
+    word = info["health"].replace("_", " ")
+    if info["health"] in ("lost", "host_lost", "stale") and info["last_seen_at"]:
+        word += f" · {since(info['last_seen_at'])}"
+    return said(word, tone=tone)
+
+
+def card_says(gpu: Gpu, info: shapes.Info) -> str:
+    """What stands where the job would stand when none holds the card."""
+    if info["health"] == "lost":
+        return f"{info['health_detail'].rstrip('.')}. The card returns by itself when it answers again."
+    if info["health"] == "host_lost":
+        return f"The agent of {info['host']} is silent; these are its last readings."
+    if info["health"] != "ok":
+        return f"{info['health_detail'].rstrip('.').capitalize()}."
+    if not info["selectable"]:
+        return "Not among MISTUDIO_VISIBLE_GPUS: shown, never used."
+    if gpu.note:
+        return gpu.note
+    return "takes the next job that fits"
+
+
+# What needs a person ------------------------------------------------------------------------------------
+def silent_agent(host: Host) -> Said:
+    seen = f"was last heard {ago(host.agent_seen_at)}" if host.agent_seen_at else "was never heard"
+    return said(
+        f"The agent of {host.name} {seen}.",
+        bad=True,
+        more="Values below are its last readings; running jobs are not affected. "
+        "`manage.py up` starts it again by itself; on a host of services: `systemctl restart mistudio-agent`.",
+    )
+
+
+def no_cards(host: Host) -> Said:
+    return said(f"No card of {host.name} can be read.", bad=False, more=host.backend_error)
+
+
+def lost_card(info: shapes.Info) -> Said:
+    if info["health"] == "quarantined":
+        text = f"Card {info['gpu_id']} is closed: memory of an ended job has not come back."
+        return said(text, bad=True, more="It opens by itself as soon as the memory is free.")
+    text = f"Card {info['gpu_id']} of {info['host']} was lost {ago(info['last_seen_at'])}."
+    return said(text, bad=True, more="Jobs on it are put back to their checkpoint. The other cards are not affected.")
+
+
+# Jobs ---------------------------------------------------------------------------------------------------
+#: Reasons to wait that do not end by themselves.
+NEEDS_A_PERSON = ("host", "driver", "lost", "quarantined")
+
+
+def why_waiting(job: Job, gpus: Mapping[str, Gpu]) -> Said:
+    """Why this job does not run yet, and for about how long."""
+    if job.status == Status.STARTING:
+        return said(f"starting on {card_word(job.gpu_uuid, gpus)}" if job.gpu_uuid else "starting")
+    reason = job.waiting_for or {}
+    sentence = reason.get("detail") or str(reason.get("reason") or "about to start").replace("_", " ")
+    if reason.get("reason") == "launch":
+        sentence = "its last launch did not come up; tried again soon"
+    if reason.get("eta_seconds"):
+        sentence += f", about {duration(reason['eta_seconds'])}"
+    return said(sentence, bad=reason.get("reason") in NEEDS_A_PERSON)
+
+
+def card_word(uuid: str | None, gpus: Mapping[str, Gpu]) -> str:
+    gpu = gpus.get(uuid or "")
+    return f"card {gpu.index}" if gpu else "its card"

@@ -1,0 +1,152 @@
+"""The WebSocket under a real daphne with a real broker: what no in-process test can show."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import InvalidStatus
+
+from tests.monitor.live import CARD, Live, running
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    # A short name: a socket's path has 108 bytes at most, and pytest's folders are long.
+    with tempfile.TemporaryDirectory(prefix="mi") as folder, running(Path(folder)) as parts:
+        yield parts
+
+
+@asynccontextmanager
+async def opened(live: Live, path: str, **values: Any) -> AsyncIterator[ClientConnection]:
+    headers = {"Authorization": f"Token {live.token()}"}
+    values = {"additional_headers": headers, "compression": None} | values
+    async with connect(f"ws://127.0.0.1:{live.port}{path}", **values) as socket:
+        yield socket
+
+
+async def heard(socket: ClientConnection, seconds: float = 5.0) -> dict[str, Any]:
+    return json.loads(await asyncio.wait_for(socket.recv(), seconds))
+
+
+async def publish(layer: Any, number: int, event: str = "system:metrics", **data: Any) -> None:
+    frame = {"channel": f"system/gpu/{CARD}", "event": event, "seq": number, "ts": "", "data": data}
+    await layer.group_send("frames", {"type": "frame", "frame": frame})
+
+
+async def status_of(live: Live, path: str = "/ws/", **values: Any) -> int:
+    try:
+        async with connect(f"ws://127.0.0.1:{live.port}{path}", **values):
+            return 101
+    except InvalidStatus as refused:
+        return refused.response.status_code
+
+
+async def test_it_delivers_frames(live: Live) -> None:
+    layer = live.layer()
+    async with opened(live, "/ws/system/gpu/0/") as socket:
+        first = await heard(socket)
+        assert (first["channel"], first["seq"]) == (f"system/gpu/{CARD}", 0)
+        for number in range(1, 6):
+            await publish(layer, number, utilization_gpu_percent=number)
+            assert (await heard(socket))["seq"] == number
+    await layer.flush()
+
+
+async def test_it_keeps_an_idle_socket(live: Live) -> None:
+    """redis-py 8 ends blocking reads after 5 s, and took idle sockets on the core layer with them."""
+    await idle(live, 7)
+
+
+@pytest.mark.slow
+async def test_it_keeps_an_idle_socket_for_a_minute(live: Live) -> None:
+    await idle(live, 62)
+
+
+async def idle(live: Live, seconds: float) -> None:
+    layer = live.layer()
+    async with opened(live, "/ws/") as socket:
+        await socket.send(json.dumps({"action": "subscribe", "channel": "system/gpu/0"}))
+        await heard(socket)
+        with pytest.raises(TimeoutError):
+            await heard(socket, seconds)
+        await publish(layer, 9)
+        assert (await heard(socket))["seq"] == 9
+    await layer.flush()
+
+
+async def test_it_admits_the_signed_in_page_only_from_its_own_origin(live: Live) -> None:
+    cookie = {"Cookie": await asyncio.to_thread(live.cookie)}
+    assert await status_of(live, origin=live.url, additional_headers=cookie) == 101
+    assert await status_of(live, origin="http://evil.example", additional_headers=cookie) == 403
+    assert await status_of(live, origin="http://127.0.0.1:1", additional_headers=cookie) == 403
+    assert await status_of(live, additional_headers=cookie) == 403
+
+
+async def test_it_refuses_strangers_before_it_accepts(live: Live) -> None:
+    assert await status_of(live) == 403
+    assert await status_of(live, "/ws/system/gpus/", origin=live.url) == 403
+    assert await status_of(live, "/elsewhere/") == 403
+
+
+async def test_it_takes_a_ticket_once(live: Live) -> None:
+    headers = {"Authorization": f"Bearer {live.token()}"}
+    request = urllib.request.Request(f"{live.url}/api/v1/ws-ticket/", b"", headers)
+    answer = await asyncio.to_thread(lambda: json.load(urllib.request.urlopen(request)))
+    path = f"/ws/?ticket={answer['ticket']}"
+    assert await status_of(live, path) == 101
+    assert await status_of(live, path) == 403
+    assert answer["ticket"] not in (live.home / "web.log").read_text()
+
+
+async def test_it_gives_a_slow_reader_the_newest(live: Live) -> None:
+    """20 MB of metrics while nobody reads: the buffers between us stay full, and the last frame comes soon after."""
+    layer, last = live.layer(), 2000
+    async with opened(live, "/ws/system/gpu/0/", max_queue=1) as socket:
+        for number in range(1, last + 1):
+            await publish(layer, number, filling="x" * 10_000)
+        await asyncio.sleep(1)
+        numbers = [0]
+        while numbers[-1] != last:
+            numbers.append((await heard(socket))["seq"])
+    assert numbers[1:] == sorted(set(numbers[1:]))
+    assert len(numbers) < last * 0.7
+    await layer.flush()
+
+
+async def test_it_tells_a_slow_reader_to_fetch_anew(live: Live) -> None:
+    """Changes are not replaced by later ones; when too many wait, `resync` stands for them."""
+    layer = live.layer()
+    async with opened(live, "/ws/system/gpu/0/", max_queue=1) as socket:
+        for number in range(1, 2001):
+            await publish(layer, number, event="gpu:recovered", filling="x" * 10_000)
+        await asyncio.sleep(1)
+        events = set()
+        while "resync" not in events:
+            events.add((await heard(socket))["event"])
+    await layer.flush()
+
+
+async def test_it_listens_again_after_the_broker_was_away(live: Live) -> None:
+    async with opened(live, "/ws/system/gpu/0/") as socket:
+        await heard(socket)
+        assert live.broker
+        live.broker.kill()
+        live.broker.wait()
+        await asyncio.sleep(1)
+        live.start_broker()
+        assert (await heard(socket, 20))["event"] == "resync"
+        layer = live.layer()
+        await publish(layer, 77)
+        assert (await heard(socket))["seq"] == 77
+        await layer.flush()
