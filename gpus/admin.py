@@ -11,7 +11,7 @@ from gpus import api
 from gpus.models import Gpu, GpuEvent, Host, Pulse
 
 
-class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
+class ReadOnly(admin.ModelAdmin[Any]):
     """Rows that the agent writes; an edit here would be overwritten, or break what others rely on."""
 
     editable: tuple[str, ...] = ()
@@ -47,7 +47,17 @@ class HostAdmin(ReadOnly):
 @admin.register(Gpu)
 class GpuAdmin(ReadOnly):
     editable = ("enabled", "max_jobs", "interactive_slots", "note")
-    list_display = ["uuid", "host", "index", "name", "state", "enabled", "max_jobs", "interactive_slots", "note"]
+    list_display = [
+        "uuid",
+        "host",
+        "index",
+        "name",
+        "state",
+        "enabled",
+        "max_jobs",
+        "interactive_slots",
+        "note",
+    ]
     list_filter = ["host", "enabled", "simulated", "selectable"]
     list_select_related = ["host"]
     search_fields = ["uuid", "name", "note"]
@@ -59,7 +69,9 @@ class GpuAdmin(ReadOnly):
     def save_model(self, request: HttpRequest, obj: Gpu, form: Any, change: bool) -> None:
         """Only the changed columns: the agent writes the rest every two seconds."""
         stored = Gpu.objects.select_related("host").get(pk=obj.pk)
-        api.change(stored, {name: form.cleaned_data[name] for name in form.changed_data}, by=str(request.user))
+        api.change(
+            stored, {name: form.cleaned_data[name] for name in form.changed_data}, by=str(request.user)
+        )
 
 
 @admin.register(GpuEvent)

@@ -116,7 +116,10 @@ class Agent:
         reading = self.host_aside.offer(self.host_reader.read)
         await asyncio.wait([reading], timeout=HOST_SECONDS)
         if reading.done() and reading.result():
-            self.host_reading = {"sampled_at": shapes.iso(datetime.now(UTC)), **shapes.finite(reading.result())}
+            self.host_reading = {
+                "sampled_at": shapes.iso(datetime.now(UTC)),
+                **shapes.finite(reading.result()),
+            }
 
     def _recorder(self) -> Callable[[], None]:
         sight = inventory.Sight(
@@ -143,7 +146,11 @@ class Agent:
     def _publish(self) -> None:
         cards = [metrics_of(card) for card in self.sampler.cards.values()]
         for card in cards:
-            publish(f"system/gpu/{card['uuid']}", "system:metrics", {"metric_type": "gpu", "host": self.host, **card})
+            publish(
+                f"system/gpu/{card['uuid']}",
+                "system:metrics",
+                {"metric_type": "gpu", "host": self.host, **card},
+            )
         publish("system/gpus", "system:metrics", self._all_cards(cards))
         for name in ("cpu", "memory", "disk", "network"):
             if name in self.host_reading:
@@ -167,13 +174,11 @@ class Agent:
 
     async def fresh(self, uuid: str) -> dict[str, Any]:
         """Read and list one card now, in at most half a second."""
-        card = self.sampler.cards.get(uuid)
-        if card is None:
+        if uuid not in self.sampler.cards:
             return {"error": "unknown_gpu"}
-        task = asyncio.create_task(self.sampler.read(uuid, with_processes=True))
-        done, _ = await asyncio.wait([task], timeout=FRESH_SECONDS)  # a call under way is not cut off
-        if not done or card.error or self.sampler.backend_error:
-            return {"error": card.error or self.sampler.backend_error or "no answer in time"}
+        card = await self.sampler.fresh(uuid, FRESH_SECONDS)
+        if card is None:
+            return {"error": "no answer"}
         return {
             "uuid": uuid,
             "reading": card.reading,

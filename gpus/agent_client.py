@@ -12,9 +12,7 @@ SOCKET_NAME = "agent.sock"
 def socket_path() -> str:
     from django.conf import settings
 
-    from mistudio import home
-
-    return str(home.socket_folder(settings.MISTUDIO_HOME) / SOCKET_NAME)
+    return str(settings.MISTUDIO_SOCKETS / SOCKET_NAME)
 
 
 def fresh(uuid: str, timeout: float = 1.0) -> dict[str, Any] | None:

@@ -6,4 +6,6 @@ from django.urls import re_path
 
 from gpus.urls import FROM_THE_SEED
 
-urlpatterns = [re_path(rf"^system/{name}/?$", view.as_view(schema=None)) for name, view in FROM_THE_SEED.items()]
+urlpatterns = [
+    re_path(rf"^system/{name}/?$", view.as_view(schema=None)) for name, view in FROM_THE_SEED.items()
+]

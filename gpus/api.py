@@ -143,7 +143,9 @@ def everything(gpu_id: str | None = None, host: str | None = None) -> Everything
 
 # Views --------------------------------------------------------------------------------------------------
 
-GPU_ID = OpenApiParameter("gpu_id", OpenApiTypes.STR, description="Index of gpu-list, or UUID; all cards without it.")
+GPU_ID = OpenApiParameter(
+    "gpu_id", OpenApiTypes.STR, description="Index of gpu-list, or UUID; all cards without it."
+)
 HOST = OpenApiParameter("host", OpenApiTypes.STR, description="Cards of this host only.")
 
 
@@ -206,8 +208,10 @@ class EverythingView(APIView):
         return Response(everything(request.query_params.get("gpu_id"), request.query_params.get("host")))
 
 
-class HealthView(NoLogin, APIView):
-    @extend_schema(responses={200: schema_of(health.Health), 503: schema_of(health.Health)}, tags=["system"], auth=[])
+class HealthView(NoLogin, APIView):  # type: ignore[misc]
+    @extend_schema(
+        responses={200: schema_of(health.Health), 503: schema_of(health.Health)}, tags=["system"], auth=[]
+    )
     def get(self, request: Request) -> Response:
         """Whether every part answers; 503 when one does not. Needs no login."""
         state = health.state()
@@ -244,7 +248,9 @@ class GpuSettingsSerializer(serializers.ModelSerializer[Gpu]):
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         unknown = set(self.initial_data) - set(self.fields)
         if unknown:
-            raise serializers.ValidationError({name: ["Cannot be set on a card."] for name in sorted(unknown)})
+            raise serializers.ValidationError(
+                {name: ["Cannot be set on a card."] for name in sorted(unknown)}
+            )
         return attrs
 
 

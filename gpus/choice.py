@@ -120,7 +120,8 @@ class KnownCards:
 
     def listed(self) -> list[dict[str, Any]]:
         return [
-            {"gpu_id": gpu.index, "uuid": gpu.uuid, "name": gpu.name, "host": gpu.host.name} for gpu in self.present
+            {"gpu_id": gpu.index, "uuid": gpu.uuid, "name": gpu.name, "host": gpu.host.name}
+            for gpu in self.present
         ]
 
     def unknown(self, raw: Any, why: str) -> NoReturn:
@@ -135,7 +136,9 @@ class KnownCards:
 
 def shown(raw: Any) -> Any:
     """What was asked for, as it came when it is short."""
-    return raw if isinstance(raw, bool | int | float | None) or len(repr(raw)) <= 200 else repr(raw)[:200] + "…"
+    return (
+        raw if isinstance(raw, bool | int | float | None) or len(repr(raw)) <= 200 else repr(raw)[:200] + "…"
+    )
 
 
 def invalid(raw: Any, why: str = "it is neither “auto”, nor an index, nor a full UUID") -> NoReturn:
@@ -162,7 +165,11 @@ def check_available(gpu: Gpu) -> None:
     hold = owners.holds().get(gpu.uuid, owners.NOTHING)
     checks: list[tuple[bool, str, str]] = [
         (gpu.removed_at is not None, "removed", "is no longer in its host"),
-        (gpu.lost_at is not None, "lost", "was lost: " + (gpu.error or "the driver stopped answering for it")),
+        (
+            gpu.lost_at is not None,
+            "lost",
+            "was lost: " + (gpu.error or "the driver stopped answering for it"),
+        ),
         (is_mig_parent(gpu), "mig_parent", "is split into MIG instances; name one of those"),
         (not gpu.enabled, "disabled", "was switched off by staff"),
         (hold["quarantined"], "quarantined", "is closed until the memory of an ended job has come back"),
@@ -171,7 +178,11 @@ def check_available(gpu: Gpu) -> None:
     for holds, reason, sentence in checks:
         if holds:
             raise ApiError(
-                400, "gpu_not_available", f"Card {gpu.index} ({gpu.uuid}) {sentence}.", gpu=gpu.uuid, reason=reason
+                400,
+                "gpu_not_available",
+                f"Card {gpu.index} ({gpu.uuid}) {sentence}.",
+                gpu=gpu.uuid,
+                reason=reason,
             )
 
 
@@ -200,5 +211,3 @@ def require_driver(known: KnownCards) -> None:
 def driver_unavailable(why: str) -> NoReturn:
     hint = "Install the NVIDIA driver (nvidia-smi must list the cards), or set MISTUDIO_ALLOW_CPU=on."
     raise ApiError(400, "driver_unavailable", why, hint=hint)
-
-

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict
 
 import redis
 from django.conf import settings
-from django.db import DatabaseError, connection
+from django.db import Error, connection
 from django.utils import timezone
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -49,14 +49,16 @@ def state() -> Health:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
         checks = _checks("ok", Host.objects.all(), dict(Pulse.objects.values_list("name", "at")))
-    except DatabaseError:
+    except Error:
         checks = _checks("down", None, {})
     return {"status": "ok" if healthy(checks) else "degraded", "checks": checks}
 
 
 def _checks(database: Word, hosts: Any, pulses: dict[str, datetime]) -> Checks:
     known = [host for host in hosts if not _forgotten(host)] if hosts is not None else None
-    canaries = [at for name, at in pulses.items() if name.startswith("canary")]
+    canaries = [
+        at for name, at in pulses.items() if name.startswith("canary") and timezone.now() - at < FORGOTTEN
+    ]
     canaries += [host.canary_at for host in known or [] if host.canary_at]
     return {
         "database": database,
@@ -105,6 +107,9 @@ def healthy(checks: Checks) -> bool:
     ]
     return (
         checks["database"] == checks["redis"] == "ok"
-        and all(part is None or part["alive"] == part["known"] > 0 for part in (checks["agents"], checks["workers"]))
+        and all(
+            part is None or part["alive"] == part["known"] > 0
+            for part in (checks["agents"], checks["workers"])
+        )
         and all(age is None or age <= scaled(limit) for age, limit in ages)
     )

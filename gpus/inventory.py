@@ -7,7 +7,7 @@ outage the next write tells the same story, once.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -38,12 +38,14 @@ def record(sight: Sight) -> list[GpuEvent]:
     """Write one tick in one transaction, and publish what changed after it; returns the events."""
     with transaction.atomic():
         host = _write_host(sight)
-        rows = {gpu.uuid: gpu for gpu in Gpu.objects.filter(host=host)}
+        rows = {gpu.uuid: gpu for gpu in host.gpus.all()}
         visible = visible_uuids(sight.cards)
-        events = [event for card in sight.cards for event in _write_card(host, card, rows, card.uuid in visible)]
+        events = [
+            event for card in sight.cards for event in _write_card(host, card, rows, card.uuid in visible)
+        ]
         events += [_remove(host, gpu) for gpu in rows.values() if _gone(gpu, sight)]
         GpuEvent.objects.bulk_create(events)
-        transaction.on_commit(lambda: [_publish(event) for event in events])
+        transaction.on_commit(partial(_publish, events))
     return events
 
 
@@ -81,12 +83,16 @@ def _write_card(host: Host, card: Card, rows: dict[str, Gpu], selectable: bool) 
         Gpu.objects.create(uuid=card.uuid, **values)
     else:
         Gpu.objects.filter(pk=card.uuid).update(**_worth_writing(row, values))
-    return [GpuEvent(host=host, uuid=card.uuid, event=what, detail=detail) for what, detail in _changes(row, card)]
+    return [
+        GpuEvent(host=host, uuid=card.uuid, event=what, detail=detail) for what, detail in _changes(row, card)
+    ]
 
 
 def _worth_writing(row: Gpu, values: dict[str, Any]) -> dict[str, Any]:
     """Most of a card stays the same from tick to tick."""
-    return {name: value for name, value in values.items() if getattr(row, name) != value} or {"index": values["index"]}
+    return {name: value for name, value in values.items() if getattr(row, name) != value} or {
+        "index": values["index"]
+    }
 
 
 def _changes(row: Gpu | None, card: Card) -> list[tuple[str, str]]:
@@ -112,10 +118,10 @@ def _remove(host: Host, gpu: Gpu) -> GpuEvent:
     return GpuEvent(host=host, uuid=gpu.uuid, event="removed", detail=gpu.name)
 
 
-def _publish(event: GpuEvent) -> None:
-    at: datetime = event.at
-    data = {"uuid": event.uuid, "host": event.host.name, "detail": event.detail, "at": iso(at)}
-    publish("system/gpus", f"gpu:{event.event}", data)
+def _publish(events: list[GpuEvent]) -> None:
+    for event in events:
+        data = {"uuid": event.uuid, "host": event.host.name, "detail": event.detail, "at": iso(event.at)}
+        publish("system/gpus", f"gpu:{event.event}", data)
 
 
 def visible_uuids(cards: list[Card]) -> set[str]:

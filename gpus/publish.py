@@ -40,14 +40,16 @@ def publish(channel: str, event: str, data: dict[str, Any]) -> None:
     """Send a frame to every page that listens to `channel`; at once, or never."""
     try:
         plain = json.loads(DjangoJSONEncoder().encode(finite(data)))
-        _publisher().put({"channel": channel, "event": event, "ts": iso(datetime.now(UTC)), "data": plain})
+        _publishers.get().put(
+            {"channel": channel, "event": event, "ts": iso(datetime.now(UTC)), "data": plain}
+        )
     except Exception:  # a page without a frame must never cost a job
         logger.exception("A frame of %s was not published", channel)
 
 
 def flush(timeout: float = 1.0) -> bool:
     """Wait until what was published is sent or dropped; whether it was in time."""
-    return _publisher().flush(timeout)
+    return _publishers.get().flush(timeout)
 
 
 class Publisher:
@@ -117,23 +119,21 @@ class Sender:
             await asyncio.wait_for(layer.group_send(GROUP, message), BROKER_SECONDS)
 
 
-# One publisher per process: threads do not survive a fork, so the child makes its own at first use.
-_publishers: dict[int, Publisher] = {}
-_lock = threading.Lock()
+class Publishers:
+    """One publisher per process: threads do not survive a fork, so a child makes its own at first use."""
+
+    def __init__(self) -> None:
+        self.forget()
+        os.register_at_fork(after_in_child=self.forget)
+
+    def forget(self) -> None:
+        self.lock = threading.Lock()
+        self.publisher: Publisher | None = None
+
+    def get(self) -> Publisher:
+        with self.lock:
+            self.publisher = self.publisher or Publisher()
+            return self.publisher
 
 
-def _publisher() -> Publisher:
-    with _lock:
-        pid = os.getpid()
-        if pid not in _publishers:
-            _publishers[pid] = Publisher()
-        return _publishers[pid]
-
-
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()
-    _publishers.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_publishers = Publishers()

@@ -15,12 +15,15 @@ import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from gpus import backends
 from gpus.backends.base import BackendUnavailable, CardLost
 
 logger = logging.getLogger(__name__)
+ROOT = Path(__file__).parents[1]
+MODULE = "gpus.reader"
 #: Not scaled: how long a driver may take is its own affair.
 CALL_SECONDS = 1.5
 #: Starting Python on a machine that is busy with jobs; a driver is not touched yet.
@@ -80,7 +83,14 @@ class Reader:
 
     async def _start(self) -> Process:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "gpus.reader", json.dumps(self.spec), stdin=PIPE, stdout=PIPE, limit=MAX_LINE
+            sys.executable,
+            "-m",
+            MODULE,
+            json.dumps(self.spec),
+            cwd=ROOT,
+            stdin=PIPE,
+            stdout=PIPE,
+            limit=MAX_LINE,
         )
         self.process = process
         assert process.stdout

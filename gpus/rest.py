@@ -42,7 +42,9 @@ class ApiError(exceptions.APIException):
 
 def envelope(exc: Exception, context: dict[str, Any]) -> Response | None:
     """Every error as `{"code", "detail", "errors"?, "hint"?, …numbers}`; `None` lets a real fault rise."""
-    from rest_framework.views import exception_handler  # here: DRF imports this module while it imports its views
+    from rest_framework.views import (
+        exception_handler,
+    )  # here: DRF imports this module while it imports its views
 
     exc = translated(exc)
     response = exception_handler(exc, context)
@@ -89,7 +91,10 @@ def flattened(detail: Any, path: str = "") -> Iterator[tuple[str, list[str]]]:
         for number, item in enumerate(detail):
             yield from flattened(item, f"{path}.{number}" if path else str(number))
     elif detail:
-        yield path or "non_field_errors", [str(item) for item in (detail if isinstance(detail, list) else [detail])]
+        yield (
+            path or "non_field_errors",
+            [str(item) for item in (detail if isinstance(detail, list) else [detail])],
+        )
 
 
 def not_found(request: HttpRequest, exception: Exception | None = None) -> JsonResponse:
@@ -99,7 +104,9 @@ def not_found(request: HttpRequest, exception: Exception | None = None) -> JsonR
 
 def server_error(request: HttpRequest) -> JsonResponse:
     """`handler500` for paths under `/api/` and `/system/`; the traceback is in the log, not in the answer."""
-    return JsonResponse({"code": "server_error", "detail": "miStudio failed here; its log says how."}, status=500)
+    return JsonResponse(
+        {"code": "server_error", "detail": "miStudio failed here; its log says how."}, status=500
+    )
 
 
 # Input ------------------------------------------------------------------------------------------------
@@ -114,7 +121,9 @@ class StrictJSONParser(BaseParser):
     def parse(self, stream: Any, media_type: str | None = None, parser_context: Any = None) -> Any:
         raw = stream.read(settings.DATA_UPLOAD_MAX_MEMORY_SIZE + 1)
         if len(raw) > settings.DATA_UPLOAD_MAX_MEMORY_SIZE:
-            raise ApiError(413, "too_large", "The request body is too large.", limit=settings.DATA_UPLOAD_MAX_MEMORY_SIZE)
+            raise ApiError(
+                413, "too_large", "The request body is too large.", limit=settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+            )
         try:
             value = json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
         except RecursionError:

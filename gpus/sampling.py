@@ -10,8 +10,7 @@ from typing import Any
 
 from gpus import backends
 from gpus.backends.base import BackendUnavailable, CardLost
-from gpus.quiet import Outage
-from gpus.readers import CardHung, ReadFailed, Readers
+from gpus.readers import CardHung, Readers, ReadFailed
 from gpus.shapes import finite
 
 logger = logging.getLogger(__name__)
@@ -60,7 +59,6 @@ class Sampler:
         self.cards: dict[str, Card] = {}
         self.backend_error = ""
         self.listed = False  # whether the last question for the list of cards was answered
-        self.outage = Outage(logger, "No cards can be read")
         self.late: dict[str, asyncio.Task[None]] = {}
 
     async def discover(self) -> None:
@@ -70,7 +68,8 @@ class Sampler:
         except (BackendUnavailable, CardHung, ReadFailed) as error:
             self._unavailable(error)
             return
-        self.outage.over()
+        if self.backend_error:
+            logger.info("The cards can be read again")
         self.backend_error, self.listed = "", True
         self.cards = {info["uuid"]: self._known(info) for info in in_pci_order(found)}
 
@@ -79,7 +78,8 @@ class Sampler:
         return replace(card, info=info) if card else Card(info)
 
     def _unavailable(self, error: Exception) -> None:
-        self.outage.note(error)
+        if str(error) != self.backend_error:  # a line per change, not one per question
+            logger.warning("No cards can be read: %s", error)
         self.backend_error, self.listed = str(error), False
 
     async def sweep(self, with_processes: bool) -> None:
@@ -106,15 +106,33 @@ class Sampler:
         """One card now. What goes wrong is written on the card."""
         card = self.cards[uuid]
         try:
-            reading = await self.readers.call("read", uuid)
+            card.answered(await self.readers.call("read", uuid))
             if with_processes:
-                card.processes = finite(await self.readers.call("processes", uuid))
-                card.processes_at = datetime.now(UTC)
-            card.answered(reading)
+                await self._list_processes(card)
         except BackendUnavailable as error:
             self._unavailable(error)
         except (CardHung, CardLost, ReadFailed) as error:
             card.failed(error)
+
+    async def _list_processes(self, card: Card) -> None:
+        """A card that does not list its processes is still a card that can be read."""
+        try:
+            card.processes = finite(await self.readers.call("processes", card.uuid))
+            card.processes_at = datetime.now(UTC)
+        except ReadFailed as error:
+            card.error = f"The processes of this card cannot be listed: {error}"
+
+    async def fresh(self, uuid: str, seconds: float) -> Card | None:
+        """Read and list one card now; `None` when it did not answer in time or in order."""
+        alone = self.readers.alone(uuid)
+        task = (
+            self._start_late(self.cards[uuid], True) if alone else asyncio.create_task(self.read(uuid, True))
+        )
+        began = datetime.now(UTC)
+        done, _ = await asyncio.wait([task], timeout=seconds)  # a call under way is not cut off
+        card = self.cards.get(uuid)
+        answered = done and card and card.processes_at and card.processes_at >= began and not card.error
+        return card if answered else None
 
     def state(self) -> list[Card]:
         """Copies that another thread may keep."""

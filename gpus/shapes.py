@@ -98,7 +98,15 @@ class Aggregate(TypedDict):
 
 
 #: What a card says about itself that is shown as it stands.
-STATIC = ("pci_bus_id", "driver_version", "cuda_version", "compute_capability", "mig_mode", "mig_parent", "compute_mode")
+STATIC = (
+    "pci_bus_id",
+    "driver_version",
+    "cuda_version",
+    "compute_capability",
+    "mig_mode",
+    "mig_parent",
+    "compute_mode",
+)
 UNREAD = CardReading().as_dict()
 
 
@@ -144,13 +152,13 @@ def info(gpu: Gpu, hold: Hold = NOTHING) -> Info:
 def metrics(gpu_id: int, uuid: str, reading: dict[str, Any], sampled_at: datetime | None) -> Metrics:
     """One sample; `reading` is `CardReading.as_dict()`, or `{}` for a card that was never read."""
     age = max(0.0, (timezone.now() - sampled_at).total_seconds()) if sampled_at else None
-    return {  # type: ignore[typeddict-item]
+    return {
         "gpu_id": gpu_id,
         "uuid": uuid,
         "sampled_at": iso(sampled_at),
         "age_s": None if age is None else round(age, 3),
         "stale": age is None or age > stale_seconds(),
-        **{key: finite(reading.get(key, nothing)) for key, nothing in UNREAD.items()},
+        **{key: finite(reading.get(key, nothing)) for key, nothing in UNREAD.items()},  # type: ignore[typeddict-item]
     }
 
 
@@ -171,7 +179,9 @@ def process(uuid: str, entry: dict[str, Any], owner: Owner) -> Process:
 
 def by_memory(processes: Iterable[Process]) -> list[Process]:
     """Largest first; those whose memory the driver does not tell come last."""
-    return sorted(processes, key=lambda p: (p["memory_used_bytes"] is None, -(p["memory_used_bytes"] or 0), p["pid"]))
+    return sorted(
+        processes, key=lambda p: (p["memory_used_bytes"] is None, -(p["memory_used_bytes"] or 0), p["pid"])
+    )
 
 
 def total(values: Iterable[float | int | None]) -> Any:
@@ -183,7 +193,9 @@ def total(values: Iterable[float | int | None]) -> Any:
 def aggregate(cards: list[Metrics]) -> Aggregate:
     """All cards as one; only cards with a reading that is not stale count."""
     readable = [card for card in cards if not card["stale"]]
-    busy = [card["utilization_gpu_percent"] for card in readable if card["utilization_gpu_percent"] is not None]
+    busy = [
+        card["utilization_gpu_percent"] for card in readable if card["utilization_gpu_percent"] is not None
+    ]
     heat = [card["temperature_celsius"] for card in readable if card["temperature_celsius"] is not None]
     return {
         "gpu_count": len(cards),

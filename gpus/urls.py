@@ -16,7 +16,14 @@ FROM_THE_SEED = {
     "health": api.HealthView,
 }
 urlpatterns = [
-    *(re_path(rf"^system/{name}/?$", view.as_view(), name=f"system-{name}") for name, view in FROM_THE_SEED.items()),
+    *(
+        re_path(rf"^system/{name}/?$", view.as_view(), name=f"system-{name}")
+        for name, view in FROM_THE_SEED.items()
+    ),
     re_path(r"^system/events/?$", api.EventsView.as_view(), name="system-events"),
-    re_path(r"^system/gpus/(?P<uuid>[A-Za-z0-9-]+(?:/[0-9]+/[0-9]+)?)/?$", api.GpuSettingsView.as_view(), name="system-gpus"),
+    re_path(
+        r"^system/gpus/(?P<uuid>[A-Za-z0-9-]+(?:/[0-9]+/[0-9]+)?)/?$",
+        api.GpuSettingsView.as_view(),
+        name="system-gpus",
+    ),
 ]

@@ -64,7 +64,17 @@ class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
 
 @admin.register(Job)
 class JobAdmin(ReadOnly):
-    list_display = ("__str__", "kind", "status", "owner", "gpu_uuid", "host", "queued_at", "attempts", "artifacts")
+    list_display = (
+        "__str__",
+        "kind",
+        "status",
+        "owner",
+        "gpu_uuid",
+        "host",
+        "queued_at",
+        "attempts",
+        "artifacts",
+    )
     list_filter = ("status", "kind", "device", "simulated", "stalled", "failure_reason", "host", "queued_at")
     list_select_related = ("owner", "host")
     search_fields = ("id", "name", "owner__username", "gpu_uuid", "error", "group_id")
@@ -115,7 +125,17 @@ def said_no(error: Exception) -> bool:
 
 @admin.register(Attempt)
 class AttemptAdmin(ReadOnly):
-    list_display = ("__str__", "job_link", "host", "gpu_uuids", "granted_at", "heartbeat_at", "ended_at", "outcome", "leases")
+    list_display = (
+        "__str__",
+        "job_link",
+        "host",
+        "gpu_uuids",
+        "granted_at",
+        "heartbeat_at",
+        "ended_at",
+        "outcome",
+        "leases",
+    )
     list_filter = ("outcome", "host", "granted_at", ("ended_at", admin.EmptyFieldListFilter))
     list_select_related = ("job", "host")
     search_fields = ("job__id", "job__name", "gpu_uuids", "=keeper_pid", "=work_pid")
@@ -135,7 +155,16 @@ class AttemptAdmin(ReadOnly):
 
 @admin.register(Lease)
 class LeaseAdmin(ReadOnly):
-    list_display = ("resource", "job_class", "slot", "state", "attempt_link", "job_link", "created_at", "ended_at")
+    list_display = (
+        "resource",
+        "job_class",
+        "slot",
+        "state",
+        "attempt_link",
+        "job_link",
+        "created_at",
+        "ended_at",
+    )
     list_filter = ("state", "job_class", ("ended_at", admin.EmptyFieldListFilter))
     list_select_related = ("attempt__job",)
     search_fields = ("resource", "attempt__job__id", "attempt__job__name")
@@ -211,7 +240,13 @@ class JobMetricAdmin(ReadOnly):
 
 
 # Beat's tables: who may edit a PeriodicTask may call any task with any arguments.
-for schedule in (beat.PeriodicTask, beat.IntervalSchedule, beat.CrontabSchedule, beat.SolarSchedule, beat.ClockedSchedule):
+for schedule in (
+    beat.PeriodicTask,
+    beat.IntervalSchedule,
+    beat.CrontabSchedule,
+    beat.SolarSchedule,
+    beat.ClockedSchedule,
+):
     if admin.site.is_registered(schedule):
         admin.site.unregister(schedule)
 

@@ -124,6 +124,7 @@ class Verb(OneJob):
     scope = "control"
     name = ""
 
+    @extend_schema(request=None, responses={202: JobSerializer})
     def post(self, request: Request, id: str) -> Response:
         body = request.data if isinstance(request.data, dict) else {}
         try:
@@ -136,8 +137,16 @@ class Verb(OneJob):
         return getattr(verbs, self.name)(job, request.user)
 
 
+class ResumeFields(serializers.Serializer[Any]):
+    gpu = serializers.JSONField(required=False, allow_null=True)
+
+
 class Resume(Verb):
     name = "resume"
+
+    @extend_schema(request=ResumeFields, responses={202: JobSerializer})
+    def post(self, request: Request, id: str) -> Response:
+        return super().post(request, id)
 
     def act(self, job: Job, request: Request, body: dict[str, Any]) -> Job:
         return verbs.resume(job, request.user, gpu=body.get("gpu"))
@@ -294,6 +303,11 @@ class KindDetail(APIView):
 
 def submit_view(name: str, kind: JobKind) -> type[SubmitJob]:
     """The submit view of one kind, with its parameters in the schema."""
+
+    # A function of the kind's own: the description must not land on the one that all kinds share.
+    def post(self: SubmitJob, request: Request) -> Response:
+        return SubmitJob.post(self, request)
+
     documented = extend_schema(
         operation_id=f"submit_{name}",
         summary=kind.label,
@@ -301,8 +315,7 @@ def submit_view(name: str, kind: JobKind) -> type[SubmitJob]:
         request=schema.request_serializer(name, kind),
         responses={201: JobSerializer},
     )
-    view = type(f"Submit{schema.camel(name)}", (SubmitJob,), {"kind": name, "post": documented(SubmitJob.post)})
-    return view
+    return type(f"Submit{schema.camel(name)}", (SubmitJob,), {"kind": name, "post": documented(post)})
 
 
 # Artifacts --------------------------------------------------------------------------------------------
@@ -319,6 +332,7 @@ class ArtifactFilter(filters.FilterSet):
 class ArtifactList(generics.ListAPIView[Artifact]):
     serializer_class = ArtifactSerializer
     filterset_class = ArtifactFilter
+    queryset = Artifact.objects.none()
 
     def get_queryset(self) -> QuerySet[Artifact]:
         return visible(self.request.user).select_related("owner")

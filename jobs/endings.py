@@ -172,8 +172,15 @@ def _losses_without_progress(job: Job) -> int:
     Pauses, hand-overs and launches that never came up do not count.
     """
     running_or_lost = job.attempts.filter(outcome__in=("", Outcome.LOST)).order_by("-number")
+    mark = progress_mark(job)
+    return sum(1 for _ in takewhile(lambda a: a.start_checkpoint == mark, running_or_lost))
+
+
+def progress_mark(job: Job) -> str:
+    """Changes whenever a newer checkpoint, or another part of the newest one, is complete."""
     newest = newest_checkpoint(job)
-    return sum(1 for _ in takewhile(lambda a: a.start_checkpoint == newest, running_or_lost))
+    parts = [p.name for p in (paths.checkpoints(job) / newest).glob("*") if not p.name.startswith(".")]
+    return f"{newest}/{len(parts)}"
 
 
 def never_started(job: Job, attempt: Attempt, detail: str) -> bool:

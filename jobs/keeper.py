@@ -101,7 +101,7 @@ class Keeper:
         """Fork the work, record it, hold its card, and only then let it proceed."""
         token = secrets.token_hex(16)
         gate_reader, gate_writer = os.pipe()
-        checkpoint = endings.newest_checkpoint(self.job)
+        checkpoint = endings.progress_mark(self.job)
         connections.close_all()  # no connection is shared over a fork
         sys.stdout.flush()
         pid = os.fork()

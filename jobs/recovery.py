@@ -25,7 +25,7 @@ from jobs.processes import Process
 
 logger = logging.getLogger(__name__)
 
-UNCLAIMED_SECONDS = 60.0
+UNCLAIMED_SECONDS = 60.0  # the start of a work is not scaled
 TERM_SECONDS = 2.0
 LEASE_SECONDS = 30.0
 
@@ -54,7 +54,7 @@ def _open(host: Host) -> QuerySet[Attempt]:
 def ring_unclaimed(host: Host) -> None:
     """Granted, no keeper: ring again; after 60 s the launch has failed."""
     for attempt in Attempt.objects.filter(ended_at=None, keeper_pid=None).select_related("job__owner", "host"):
-        if not within(attempt.granted_at, scaled(UNCLAIMED_SECONDS)):
+        if not within(attempt.granted_at, UNCLAIMED_SECONDS):
             endings.never_started(attempt.job, attempt, "no keeper claimed the attempt")
             lease.end_if_free(attempt)
         elif attempt.host_id == host.pk:

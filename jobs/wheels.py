@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 import zipfile
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
@@ -142,9 +143,9 @@ def _without_progress(lines: Iterable[str], on_progress: Progress | None) -> Ite
 def _why(requirement: str, tail: Iterable[str]) -> str:
     lines = [line for line in tail if line]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")] or lines[-1:]
-    reason = " ".join(errors) or "it gave no reason"
+    reason = " ".join(errors).rstrip(".") or "it gave no reason"
     return (
-        f"pip could not fetch {requirement}: {reason} "
+        f"pip could not fetch {requirement}: {reason}. "
         "Check the network and pip's index settings (`python -m pip config list`), then try again."
     )
 
@@ -192,5 +193,7 @@ def _write(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path) -> Pat
         with archive.open(info) as source, part.open("wb") as file:
             shutil.copyfileobj(source, file, 1024 * 1024)
         return part.replace(target)
+    except (zipfile.BadZipFile, zlib.error) as error:
+        raise WheelError(f"The archive is damaged at {info.filename}: {error}") from error
     finally:
         part.unlink(missing_ok=True)

@@ -25,6 +25,7 @@ BASE_DIR = Path(__file__).resolve().parent.parent
 MISTUDIO_HOME = env.folder("MISTUDIO_HOME", BASE_DIR / "var")
 home.prepare(MISTUDIO_HOME)
 REMEMBERED = home.remembered(MISTUDIO_HOME)
+MISTUDIO_SOCKETS = home.socket_folder(MISTUDIO_HOME)
 
 # Cards ------------------------------------------------------------------------------------------------
 MISTUDIO_HOST_NAME = env.text("MISTUDIO_HOST_NAME", socket.gethostname().split(".")[0])
@@ -68,7 +69,6 @@ if MISTUDIO_PUBLIC_URL:
     CSRF_TRUSTED_ORIGINS = [f"{_public.scheme}://{_public.netloc}"]
 
 INSTALLED_APPS = [
-    "daphne",
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
@@ -136,6 +136,7 @@ AUTH_PASSWORD_VALIDATORS = [
 LOGIN_URL, LOGIN_REDIRECT_URL, LOGOUT_REDIRECT_URL = "/signin/", "/", "/signin/"
 AXES_FAILURE_LIMIT, AXES_COOLOFF_TIME, AXES_LOCKOUT_PARAMETERS = 8, 0.25, [["username", "ip_address"]]
 AXES_RESET_ON_SUCCESS, AXES_VERBOSE = True, False
+AXES_LOCKOUT_TEMPLATE = "registration/locked.html"
 SESSION_COOKIE_HTTPONLY, SESSION_COOKIE_SAMESITE, CSRF_COOKIE_SAMESITE = True, "Lax", "Lax"
 SECURE_CONTENT_TYPE_NOSNIFF, X_FRAME_OPTIONS, SECURE_REFERRER_POLICY = True, "DENY", "same-origin"
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = MISTUDIO_TLS

@@ -26,7 +26,7 @@ def procfile(path: Path, values: dict[str, str]) -> dict[str, list[str]]:
         name, colon, command = line.partition(":")
         if colon:
             words = [string.Template(word).safe_substitute(values) for word in shlex.split(command)]
-            commands[name.strip()] = [sys.executable if word == "python" else word for word in words]
+            commands[name.strip()] = [sys.executable if word == "python" else word for word in words if word]
     return commands
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-from typing import Any
-
 from django.contrib import admin
 from django.contrib.auth.decorators import login_required
 from django.urls import include, path
@@ -14,19 +11,14 @@ from rest_framework.permissions import IsAuthenticated
 
 from monitor.access_urls import api_patterns, signin_patterns
 
-
-def present(prefix: str, module: str) -> list[Any]:
-    """The addresses of a part, once that part exists."""
-    return [path(prefix, include(module))] if find_spec(module) else []
-
-
+admin.site.site_header = admin.site.site_title = "miStudio"
 schema = SpectacularAPIView.as_view(permission_classes=[IsAuthenticated])
 # The split view keeps its script out of the page, as our Content-Security-Policy wants it.
 docs = login_required(SpectacularSwaggerSplitView.as_view(url_name="schema"))
 
 urlpatterns = [
-    *present("api/v1/", "gpus.urls"),
-    *present("api/v1/", "jobs.urls"),
+    path("api/v1/", include("gpus.urls")),
+    path("api/v1/", include("jobs.urls")),
     path("api/v1/", include(api_patterns)),
     path("api/schema/", schema, name="schema"),
     path("api/docs/", docs, name="docs"),
@@ -34,8 +26,8 @@ urlpatterns = [
     path("admin/login/", RedirectView.as_view(pattern_name="signin", query_string=True)),
     path("admin/", admin.site.urls),
     path("", include(signin_patterns)),
-    *present("", "gpus.urls"),  # the seed's addresses: /system/all, …
-    *present("", "monitor.urls"),
+    path("", include("gpus.aliases")),  # the seed's addresses: /system/all, …
+    path("", include("monitor.urls")),
 ]
 handler400 = "monitor.errors.bad_request"
 handler404 = "monitor.errors.not_found"

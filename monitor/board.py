@@ -107,7 +107,8 @@ def queue(user: AbstractBaseUser, gpus: dict[str, Gpu]) -> dict[str, Any]:
     waiting = Job.objects.filter(status__in=(Status.QUEUED, Status.STARTING)).select_related("owner")
     ordered = waiting.order_by("-priority", "queued_at")
     jobs = list(ordered[:QUEUE_LENGTH])
-    rows = [{"job": job, "why": words.why_waiting(job, gpus)} for job in jobs]
+    remaining = words.remaining_of(jobs)
+    rows = [{"job": job, "why": words.why_waiting(job, gpus, remaining)} for job in jobs]
     return {"rows": rows, "more": max(0, ordered.count() - len(rows))}
 
 

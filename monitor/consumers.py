@@ -31,7 +31,11 @@ snapshot = database_sync_to_async(topics.snapshot)
 async def websocket(scope: dict[str, Any], receive: Receive, send: Send) -> None:
     """The ASGI application behind `/ws/` and `/ws/<channel>/`."""
     await receive()  # websocket.connect
-    visitor = await look_up_visitor(scope)
+    try:
+        visitor = await look_up_visitor(scope)
+    except DatabaseError as error:
+        log.warning("Could not look at the sign-in of a WebSocket: %s", error)
+        visitor = None
     if visitor is None:
         await send({"type": "websocket.close"})  # before accept: HTTP 403
         return

@@ -6,16 +6,21 @@ the web process never loads plotly itself. No WebGL traces: the Content-Security
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from django.db.models import Max, Min
 
+from jobs import paths
 from jobs.models import Job, JobMetric
 from monitor.templatetags.show import worded
 
 MAX_POINTS = 600
+MAX_FIGURE_BYTES = 500_000
 #: Charts of known metrics, in the order of the page. A metric that is named nowhere gets a chart of its own.
 KNOWN: tuple[dict[str, Any], ...] = (
     {"names": ["loss"], "title": "Loss", "unit": "log₁₀", "log": True},
@@ -59,25 +64,44 @@ def thinned(steps: list[int], values: list[float | None]) -> list[list[Any]]:
 
 
 # Results ------------------------------------------------------------------------------------------------
-def numbers(result: Mapping[str, Any] | None, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The single values of a result, nested ones under `outer inner`; lists belong to figures."""
+def numbers(result: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
+    """The numbers of a result, shown large."""
+    return [(worded(name), value) for name, value in (result or {}).items() if is_number(value)]
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def other_values(result: Mapping[str, Any] | None, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Texts and nested values of a result, as `outer inner`; long lists are left to files."""
     for name, value in (result or {}).items():
         label = f"{prefix} {worded(name)}".strip()
-        if is_histogram(value):
-            continue
         if isinstance(value, Mapping):
-            yield from numbers(value, label)
-        elif value is None or isinstance(value, int | float | str | bool):
+            yield from other_values(value, label)
+        elif isinstance(value, list):
+            yield label, value if len(value) <= 16 else f"{len(value)} values"
+        elif value is not None and (prefix or not is_number(value)):
             yield label, value
 
 
 def result_figures(job: Job) -> list[dict[str, Any]]:
-    """Every histogram of the result, ready for plotly."""
-    return [
-        {"id": f"figure-{number}", "title": worded(name).capitalize(), "figure": histogram(name, value)}
-        for number, (name, value) in enumerate((job.result or {}).items())
-        if is_histogram(value)
-    ]
+    """Every histogram that the job left among its files, ready for plotly."""
+    found = []
+    for file in sorted((paths.job_folder(job) / "out").glob("*histogram*.json")):
+        value = read_small(file)
+        if is_histogram(value):
+            name = file.stem
+            found.append({"id": f"figure-{name}", "title": TITLES.get(name, worded(name)), "figure": histogram(name, value)})
+    return found
+
+
+def read_small(file: Path) -> Any:
+    """The JSON of a file, or `None` when it is too large for a page or no JSON."""
+    try:
+        return json.loads(file.read_text()) if file.stat().st_size < MAX_FIGURE_BYTES else None
+    except (OSError, ValueError):
+        return None
 
 
 def is_histogram(value: Any) -> bool:
@@ -92,16 +116,21 @@ def is_histogram(value: Any) -> bool:
 
 def histogram(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
     edges, counts = value["edges"], value["counts"]
+    middles = [(low + high) / 2 for low, high in pairwise(edges)]
     bars = {
         "type": "bar",
-        "x": [(low + high) / 2 for low, high in zip(edges, edges[1:], strict=False)],
-        "width": [high - low for low, high in zip(edges, edges[1:], strict=False)],
+        "x": middles,
         "y": counts,
-        "hovertemplate": "%{x:.3g}: %{y}<extra></extra>",
+        "width": [high - low for low, high in pairwise(edges)],
+        "hovertemplate": "%{x:.2f}: %{y}<extra></extra>",
     }
-    layout = {
-        "xaxis": {"title": {"text": value.get("unit") or worded(name)}},
-        "yaxis": {"title": {"text": value.get("count_of") or "count"}},
-        "bargap": 0.05,
+    return {"data": [bars], "layout": {"bargap": 0.05} | AXES.get(name, {})}
+
+
+TITLES = {"firing_histogram": "How often latents fire"}
+AXES: dict[str, dict[str, Any]] = {
+    "firing_histogram": {
+        "xaxis": {"title": {"text": "log₁₀ of the share of tokens on which a latent fires; −10 is never"}},
+        "yaxis": {"title": {"text": "latents"}},
     }
-    return {"data": [bars], "layout": layout}
+}

@@ -19,7 +19,7 @@ class Valve:
         self._open = asyncio.Event()
         self._open.set()
         protocol = next(iter(getattr(send, "args", ())), None)  # functools.partial(handle_reply, protocol)
-        transport = getattr(protocol, "transport", None)
+        transport: Any = getattr(protocol, "transport", None)
         if hasattr(transport, "registerProducer"):
             transport.unregisterProducer()  # the HTTP channel that the connection began as
             transport.registerProducer(self, True)

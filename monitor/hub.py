@@ -139,7 +139,9 @@ class Hub:
             try:
                 await self._listen()
             except Exception as error:  # the broker may fail in any way; pages are served on
-                log.warning("The subscription to live frames broke (%s); trying again.", error or type(error).__name__)
+                log.warning(
+                    "The subscription to live frames broke (%s); trying again.", error or type(error).__name__
+                )
             pause = 0.5 if self._connected.is_set() else min(2 * pause, LONGEST_PAUSE_SECONDS)
             self._connected.clear()
             self._broken = True

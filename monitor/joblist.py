@@ -12,6 +12,7 @@ from django.db.models import QuerySet
 
 from jobs import registry
 from jobs.models import Job, Status
+from jobs.serializers import may_see
 from monitor import board, words
 
 PAGE = 50
@@ -22,22 +23,23 @@ def page(user: AbstractBaseUser, asked: Mapping[str, str]) -> dict[str, Any]:
     chosen = {name: asked.get(name, "") for name in FILTERS}
     start = whole(asked.get("from", ""))
     jobs = by_ids(asked["ids"]) if asked.get("ids") else filtered(user, chosen)[start : start + PAGE + 1]
-    gpus = board.gpu_map()
-    rows = [row(job, gpus) for job in list(jobs)[:PAGE]]
+    gpus, shown = board.gpu_map(), list(jobs)
+    remaining = words.remaining_of(shown)
     return {
-        "rows": rows,
+        "rows": [row(job, user, gpus, remaining) for job in shown[:PAGE]],
         "gpus": gpus,
         "chosen": chosen,
         "any": any(chosen.values()),
         "statuses": Status.values,
         "kinds": registry.choices(),
-        "more": more(chosen, start + PAGE) if len(jobs) > PAGE else "",
+        "more": more(chosen, start + PAGE) if len(shown) > PAGE else "",
     }
 
 
-def row(job: Job, gpus: Mapping[str, Any]) -> dict[str, Any]:
+def row(job: Job, user: AbstractBaseUser, gpus: Mapping[str, Any], remaining: Mapping[str, Any]) -> dict[str, Any]:
     waits = job.status in (Status.QUEUED, Status.STARTING)
-    return {"job": job, "why": words.why_waiting(job, gpus) if waits else None}
+    why = words.why_waiting(job, gpus, remaining) if waits else None
+    return {"job": job, "why": why, "see": may_see(job, user)}
 
 
 def filtered(user: AbstractBaseUser, chosen: Mapping[str, str]) -> QuerySet[Job]:

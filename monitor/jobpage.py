@@ -12,7 +12,7 @@ from gpus.models import Gpu
 from jobs import endings, logs, registry
 from jobs.artifacts import references
 from jobs.kind import JobKind
-from jobs.models import FINAL, Job, Status
+from jobs.models import FINAL, Job, JobInput, Status
 from jobs.serializers import may_see
 from monitor import board, figures, words
 from monitor.templatetags.show import short_uuid, took
@@ -39,22 +39,27 @@ def context(job: Job, user: AbstractBaseUser) -> dict[str, Any]:
         "gpus": gpus,
         "final": job.final,
         "names": last_names(job),
-        "why": words.why_waiting(job, gpus) if job.status in (Status.QUEUED, Status.STARTING) else None,
+        "why": why_waiting(job, gpus),
         "lead": lead(job),
     }
     return shown | details(job, kind, gpus) if see else shown
 
 
+def why_waiting(job: Job, gpus: Mapping[str, Gpu]) -> words.Said | None:
+    waits = job.status in (Status.QUEUED, Status.STARTING)
+    return words.why_waiting(job, gpus, words.remaining_of([job])) if waits else None
+
+
 def details(job: Job, kind: JobKind | None, gpus: Mapping[str, Gpu]) -> dict[str, Any]:
     return {
         "attempts": list(job.attempts.select_related("host")),
-        "params": list(job.params.items()),
-        "inputs": inputs(job),
+        "params": parameters(job),
         "artifacts": list(job.artifacts.all()),
         "log": logs.tail(job, LOG_LINES),
         "points": figures.points(job),
         "charts": figures.chart_specs(),
-        "numbers": list(figures.numbers(job.result)),
+        "numbers": figures.numbers(job.result),
+        "values": list(figures.other_values(job.result)),
         "figures": figures.result_figures(job),
         "result_template": select_template([f"results/{job.kind}.html", "results/_none.html"]),
         "next": list(next_kinds(job, kind)),
@@ -91,13 +96,19 @@ def last_names(job: Job) -> str:
     return ", ".join(latest.gpu_names) if latest else ""
 
 
-def inputs(job: Job) -> list[dict[str, Any]]:
-    rows = job.inputs.select_related("artifact__job", "source_job")
-    return [{"parameter": row.parameter, "artifact": row.artifact, "job": maker(row)} for row in rows]
+def parameters(job: Job) -> list[dict[str, Any]]:
+    """Name and value; where a parameter named an artifact, what it became and who made it."""
+    rows = {row.parameter: row for row in job.inputs.select_related("artifact__job", "source_job")}
+    return [
+        {"name": name, "value": value, "input": rows.get(name), "maker": maker(rows.get(name))}
+        for name, value in job.params.items()
+    ]
 
 
-def maker(row: Any) -> Job | None:
+def maker(row: JobInput | None) -> Job | None:
     """The job that made the input, or will make it."""
+    if row is None:
+        return None
     return row.source_job or (row.artifact.job if row.artifact else None)
 
 

@@ -17,12 +17,13 @@ from django.contrib.auth.models import User
 from django.db import connections
 from knox.crypto import hash_token
 
+from gpus.rest import SCOPES
 from monitor.models import ApiToken
 
 log = logging.getLogger(__name__)
 
 NAME = "operator"
-TOKEN_NAME = "operator-token"  # noqa: S105 - the name of a file, not a secret
+TOKEN_NAME = "operator-token"
 
 
 def account() -> User:
@@ -46,8 +47,6 @@ def ensure() -> None:
     if works(token_file(), operator):
         token_file().chmod(0o600)
         return
-    from gpus.rest import SCOPES
-
     operator.auth_token_set.filter(name=TOKEN_NAME).delete()
     _, value = ApiToken.objects.create(user=operator, name=TOKEN_NAME, scopes=list(SCOPES), expiry=None)
     write_private(token_file(), value + "\n")

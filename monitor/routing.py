@@ -19,7 +19,7 @@ async def refuse(scope: dict[str, Any], receive: Receive, send: Send) -> None:
 
 websockets = URLRouter(
     [
-        re_path(r"^ws(?:/(?P<channel>.*?))?/?$", websocket),
-        re_path(r"", refuse),
+        re_path(r"^ws(?:/(?P<channel>.*?))?/?$", websocket),  # type: ignore[arg-type]
+        re_path(r"", refuse),  # type: ignore[arg-type]
     ]
 )

@@ -14,7 +14,9 @@ class TokenScheme(OpenApiAuthenticationExtension):
     name = "token"
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
-        return build_bearer_security_scheme_object(header_name="Authorization", token_prefix=self.target.scheme)
+        return build_bearer_security_scheme_object(
+            header_name="Authorization", token_prefix=self.target.scheme
+        )
 
 
 class BearerScheme(TokenScheme):

@@ -26,11 +26,16 @@ class TokenSerializer(serializers.ModelSerializer[ApiToken]):
     id = serializers.UUIDField(source="public_id", read_only=True)
     name = serializers.CharField(max_length=80)
     scopes = serializers.MultipleChoiceField(
-        choices=SCOPES, allow_empty=False, help_text="read: look; submit: new jobs; control: cancel, change; admin: all"
+        choices=SCOPES,
+        allow_empty=False,
+        help_text="read: look; submit: new jobs; control: cancel, change; admin: all",
     )
     created_at = serializers.DateTimeField(source="created", read_only=True)
     expires_at = serializers.DateTimeField(
-        source="expiry", required=False, allow_null=True, help_text=f"{DEFAULT_DAYS} days from now; null: never"
+        source="expiry",
+        required=False,
+        allow_null=True,
+        help_text=f"{DEFAULT_DAYS} days from now; null: never",
     )
     value = serializers.CharField(read_only=True, help_text="Shown once, in the answer that makes the token")
 

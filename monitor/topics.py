@@ -5,7 +5,6 @@ A snapshot has the event name of the channel's frames and `seq` 0: it stands bef
 
 from __future__ import annotations
 
-import re
 from typing import Any
 from uuid import UUID
 
@@ -13,12 +12,15 @@ from django.contrib.auth.models import AbstractBaseUser
 from django.utils import timezone
 
 from gpus import shapes
+from gpus.choice import KnownCards
 from gpus.models import Gpu, Host
+from gpus.rest import ApiError
 from jobs.models import Job
+from jobs.serializers import full, may_see, reduced
 
 HOST_PARTS = ("cpu", "memory", "disk", "network")
 GENERAL = frozenset({"system/gpus", "jobs", *(f"system/{part}" for part in HOST_PARTS)})
-JOBS_IN_SNAPSHOT = 50
+JOBS_IN_SNAPSHOT = 20
 
 Frame = dict[str, Any]
 
@@ -42,17 +44,11 @@ def resolve(name: Any, user: AbstractBaseUser) -> str:
 
 
 def _card(gpu_id: str) -> Gpu:
-    """By UUID, by index where only one host has it, or by `host/index`."""
-    cards = Gpu.objects.select_related("host")
-    position = re.fullmatch(r"(?:(?P<host>[^/]+)/)?(?P<index>\d{1,4})", gpu_id, re.ASCII)
-    if position:
-        cards = cards.filter(index=int(position["index"]), removed_at=None)
-        found = cards.filter(host__name=position["host"]) if position["host"] else cards
-    else:
-        found = cards.filter(uuid__iexact=gpu_id)
-    if len(found) != 1:
-        raise UnknownChannel(gpu_id)
-    return found[0]
+    """Named as everywhere: by UUID, by index where only one host is known, or by `host/index`."""
+    try:
+        return KnownCards().find(gpu_id)
+    except ApiError:
+        raise UnknownChannel(gpu_id) from None
 
 
 def _job(job_id: str, user: AbstractBaseUser) -> Job:
@@ -60,7 +56,7 @@ def _job(job_id: str, user: AbstractBaseUser) -> Job:
         job = Job.objects.select_related("owner", "host").get(pk=UUID(job_id))
     except (ValueError, Job.DoesNotExist):
         raise UnknownChannel(job_id) from None
-    if job.owner_id != user.pk and not user.is_staff:
+    if not may_see(job, user):
         raise UnknownChannel(job_id)
     return job
 
@@ -79,30 +75,49 @@ def _frame(channel: str, event: str, data: Any) -> Frame:
 
 
 def _jobs() -> list[dict[str, Any]]:
-    from jobs.serializers import reduced
-
-    newest = Job.objects.select_related("owner", "host").order_by("-queued_at")[:JOBS_IN_SNAPSHOT]
+    rows = Job.objects.select_related("owner", "host")
+    rows = rows.prefetch_related("attempts__host", "inputs__artifact", "artifacts")
+    newest = rows.order_by("-queued_at")[:JOBS_IN_SNAPSHOT]
     return [reduced(job) for job in reversed(newest)]
 
 
 def _whole_job(channel: str, user: AbstractBaseUser) -> dict[str, Any]:
-    from jobs.serializers import full
-
     return full(_job(channel.removeprefix("jobs/"), user))
 
 
 def _metrics(channel: str) -> list[dict[str, Any]]:
-    """In the shapes in which the agent publishes them."""
+    """In the shapes in which the agents publish them: one frame per host, or per card."""
     if channel.startswith("system/gpu/"):
         card = _card(channel.removeprefix("system/gpu/"))
         return [{"metric_type": "gpu", "host": card.host.name, **_reading(card)}]
+    hosts = Host.objects.order_by("name").prefetch_related("gpus")
     if channel == "system/gpus":
-        cards = [_reading(card) for card in Gpu.objects.filter(removed_at=None).select_related("host")]
-        return [{"metric_type": "gpu", "gpus": cards, "aggregate": shapes.aggregate(cards)}]
-    part = channel.removeprefix("system/")
-    hosts = Host.objects.order_by("name")
-    return [{"metric_type": part, "host": host.name, **(host.reading.get(part) or {})} for host in hosts]
+        return [_all_cards(host) for host in hosts]
+    return [_part(host, channel.removeprefix("system/")) for host in hosts]
 
 
 def _reading(card: Gpu) -> shapes.Metrics:
     return shapes.metrics(card.index, card.uuid, card.reading, card.sampled_at)
+
+
+def _all_cards(host: Host) -> dict[str, Any]:
+    cards = [card for card in host.gpus.all() if card.removed_at is None]
+    readings = [_reading(card) for card in cards]
+    return {
+        "metric_type": "gpus",
+        "host": host.name,
+        "gpus": readings,
+        "aggregate": shapes.aggregate(readings),
+        "errors": {card.uuid: card.error for card in cards if card.error},
+        "backend_error": host.backend_error or None,
+    }
+
+
+def _part(host: Host, part: str) -> dict[str, Any]:
+    sampled_at = host.reading.get("sampled_at")
+    return {
+        "metric_type": part,
+        "host": host.name,
+        "sampled_at": sampled_at,
+        **(host.reading.get(part) or {}),
+    }

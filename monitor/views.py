@@ -9,6 +9,7 @@ from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.vary import vary_on_headers
 from rest_framework.exceptions import ValidationError
 
 from gpus.rest import ApiError, body
@@ -35,8 +36,11 @@ def monitor_parts(request: HttpRequest) -> HttpResponse:
 # Jobs ---------------------------------------------------------------------------------------------------
 @login_required
 @require_safe
+@vary_on_headers("HX-Request")
 def jobs(request: HttpRequest) -> HttpResponse:
-    return render(request, "jobs/jobs.html", joblist.page(request.user, request.GET))
+    """The list; for htmx, whose filters changed, its rows alone."""
+    template = "jobs/_rows.html" if request.htmx else "jobs/jobs.html"
+    return render(request, template, joblist.page(request.user, request.GET))
 
 
 @login_required

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpus import shapes
@@ -75,7 +75,14 @@ def lost_card(info: shapes.Info) -> Said:
 NEEDS_A_PERSON = ("host", "driver", "lost", "quarantined")
 
 
-def why_waiting(job: Job, gpus: Mapping[str, Gpu]) -> Said:
+def remaining_of(jobs: Iterable[Job]) -> dict[str, float | None]:
+    """Seconds that the jobs which others wait for still need, as they say now."""
+    ids = {job.waiting_for["job_id"] for job in jobs if job.waiting_for and job.waiting_for.get("job_id")}
+    rows = Job.objects.filter(pk__in=ids).values_list("pk", "progress")
+    return {str(pk): (progress or {}).get("eta_seconds") for pk, progress in rows}
+
+
+def why_waiting(job: Job, gpus: Mapping[str, Gpu], remaining: Mapping[str, float | None]) -> Said:
     """Why this job does not run yet, and for about how long."""
     if job.status == Status.STARTING:
         return said(f"starting on {card_word(job.gpu_uuid, gpus)}" if job.gpu_uuid else "starting")
@@ -83,8 +90,9 @@ def why_waiting(job: Job, gpus: Mapping[str, Gpu]) -> Said:
     sentence = reason.get("detail") or str(reason.get("reason") or "about to start").replace("_", " ")
     if reason.get("reason") == "launch":
         sentence = "its last launch did not come up; tried again soon"
-    if reason.get("eta_seconds"):
-        sentence += f", about {duration(reason['eta_seconds'])}"
+    seconds = remaining.get(str(reason.get("job_id")), reason.get("eta_seconds"))
+    if seconds:
+        sentence += f", about {duration(seconds)}"
     return said(sentence, bad=reason.get("reason") in NEEDS_A_PERSON)
 
 

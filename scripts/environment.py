@@ -1,7 +1,5 @@
 """One virtual environment: its Python, the stamps of what was completed in it, and pip running in it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -9,6 +7,7 @@ from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
 from pip_wheel import SetupError, find_pip
+from voice import Voice
 
 OLDEST, NEWEST = (3, 11), (3, 13)
 
@@ -38,10 +37,10 @@ class Venv:
         """The version of its Python; None when there is none, or a broken one."""
         code = "import sys; assert sys.prefix != sys.base_prefix; print(*sys.version_info[:2])"
         try:
-            answer = subprocess.run([str(self.python), "-I", "-c", code], capture_output=True, check=True)
+            answer = subprocess.check_output([str(self.python), "-I", "-c", code], stderr=subprocess.DEVNULL)
         except (OSError, subprocess.CalledProcessError):
             return None
-        version = tuple(map(int, answer.stdout.split()))
+        version = tuple(map(int, answer.split()))
         # After an upgrade of the system the same link may lead to a newer Python, with no packages.
         return version if (self.folder / "lib" / "python{}.{}".format(*version)).is_dir() else None
 
@@ -113,6 +112,7 @@ def pip_environment(venv: Venv) -> Dict[str, str]:
     elsewhere = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_PYTHON")
     environment = {name: value for name, value in os.environ.items() if name not in elsewhere}
     environment.update(PIP_USER="0", PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1")
+    environment["PIP_PROGRESS_BAR"] = "raw"
     # /tmp is often small, and memory; the CUDA build of torch is several GB.
     environment["TMPDIR"] = str(venv.temporary)
     if not home_cache_writable():
@@ -132,14 +132,18 @@ def home_cache_writable() -> bool:
 
 
 def run(command: List[str], environment: Dict[str, str]) -> None:
-    """Runs pip in sight of the user; it does not outlive a set-up that is interrupted."""
-    with subprocess.Popen(command, env=environment, pass_fds=LOCKS) as process:
+    """Runs pip, telling how far it is; it does not outlive a set-up that is interrupted."""
+    voice = Voice()
+    with subprocess.Popen(
+        command, env=environment, pass_fds=LOCKS, stdout=subprocess.PIPE, universal_newlines=True
+    ) as process:
         try:
-            code = process.wait()
+            voice.listen(process.stdout or ())
         except BaseException:
             process.terminate()
             raise
-    if code != 0:
+    if process.returncode != 0:
+        print("\n".join(voice.tail), flush=True)
         raise SetupError(explain(environment["TMPDIR"]))
 
 

@@ -6,8 +6,6 @@ hash is written here. Reads pip's settings as pip does: indexes, find-links, cer
 What opens connections is imported where it is used: a set-up with nothing to do needs none of it.
 """
 
-from __future__ import annotations
-
 import base64
 import configparser
 import hashlib
@@ -127,7 +125,7 @@ def links(page: str, text: str) -> Iterator[str]:
 
 def locate(page: str, fetcher: Fetcher) -> Optional[str]:
     """The address of pip's wheel on one page or in one folder; None when it is not offered there."""
-    folder = Path(page[7:] if page.startswith("file://") else page)
+    folder = Path(unquote(urlsplit(page).path) if page.startswith("file://") else page)
     if "://" not in page or page.startswith("file://"):
         for candidate in (folder, folder / "index.html"):
             if candidate.is_file():

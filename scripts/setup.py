@@ -6,10 +6,8 @@ unpacks the chart library's files. Needs a Python 3.11 to 3.13 and nothing else:
 root. Each step is stamped when it is complete: an interrupted set-up goes on where it stopped, and a complete
 one is recognised at once.
 
-The files of this folder parse on Python 3.7, so that an old Python gets a sentence and not a SyntaxError.
+The files of this folder parse on Python 3.6, so that an old Python gets a sentence and not a SyntaxError.
 """
-
-from __future__ import annotations
 
 import argparse
 import os
@@ -79,7 +77,7 @@ def other_python() -> str:
 
 def works(command: List[str]) -> bool:
     try:
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+        return subprocess.call(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0
     except OSError:
         return False
 
@@ -98,23 +96,16 @@ def require_disk(needed: int) -> None:
 
 def steps(dev: bool = False, oracle: bool = False) -> List[Step]:
     main = Venv(ROOT, ".venv")
-    base = packages_step(main, "requirements.txt", needed=BASE_BYTES)
-    plan = [venv_step(main), pip_step(main), base, uplot_step(main)]
-    if dev:
-        plan.append(packages_step(main, "requirements-dev.txt", "requirements.txt"))
+    packages = ("requirements-dev.txt", "requirements.txt") if dev else ("requirements.txt",)
+    plan = [venv_step(main), pip_step(main), packages_step(main, *packages), uplot_step(main)]
     if oracle:
         other = Venv(ROOT, ".venv-oracle")
-        libraries = packages_step(other, "requirements-oracle.txt", needed=BASE_BYTES)
-        plan += [venv_step(other), pip_step(other), libraries]
+        plan += [venv_step(other), pip_step(other), packages_step(other, "requirements-oracle.txt")]
     return plan
 
 
 def venv_step(venv: Venv) -> Step:
-    def act() -> None:
-        require_python()
-        venv.make()
-
-    return Step(f"Python environment {venv.name}", venv.sound, act)
+    return Step(f"Python environment {venv.name}", venv.sound, venv.make)
 
 
 def pip_step(venv: Venv) -> Step:
@@ -127,24 +118,26 @@ def pip_step(venv: Venv) -> Step:
     return Step(f"pip, from {PIP_WHEEL}", lambda: venv.stamped("pip", PIP_SHA256), act)
 
 
-def packages_step(venv: Venv, name: str, *included: str, needed: int = MORE_BYTES) -> Step:
-    """Installs the requirement file `name`, which takes in the files `included`."""
+def packages_step(venv: Venv, name: str, *included: str) -> Step:
+    """Installs the requirement file `name`, and with it the files `included` that it takes in."""
     digest = digest_of(name, *included)
 
     def act() -> None:
-        require_disk(needed)
+        require_disk(MORE_BYTES if any((venv.stamps / file).exists() for file in included) else BASE_BYTES)
         venv.drop_half_installed()
         # Only wheels: a fresh machine has no compiler.
         venv.pip("install", "--only-binary", ":all:", "-r", str(ROOT / name))
         shutil.rmtree(str(venv.cache), ignore_errors=True)
         venv.stamp(name, digest)
+        for file in included:
+            venv.stamp(file, digest_of(file))
 
     return Step(f"packages of {name}", lambda: venv.stamped(name, digest), act)
 
 
 def digest_of(*names: str) -> str:
     """What a step was done from: requirement files, and the kind of machine they were resolved for."""
-    content = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in names)
+    content = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in (*names, "constraints.txt"))
     return sha256(f"{platform.machine()}\n{content}".encode())
 
 
@@ -184,6 +177,7 @@ def set_up(plan: List[Step]) -> None:
     if all(step.done() for step in plan):
         say("Set-up: complete, nothing to do.")
         return
+    require_python()
     began = time.monotonic()
     lock()
     say(f"Setting miStudio up in {ROOT}")

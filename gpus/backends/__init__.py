@@ -13,6 +13,7 @@ from gpus.backends.base import Backend, BackendUnavailable
 
 DRIVER_LIBRARY = "libnvidia-ml.so.1"
 INSTALL = "Install the NVIDIA driver of this machine; `nvidia-smi` must then list its cards."
+NAME_SIZES = "Set MISTUDIO_SIMULATED_GPUS, such as 24GiB,24GiB,80GiB."
 LATER = "Reading cards through the driver arrives with the next release."
 
 
@@ -40,9 +41,13 @@ def make(wanted: Spec) -> Backend:
     if wanted["backend"] == "simulated":
         from gpus.backends.simulated import SimulatedBackend
 
+        if not wanted["sizes"]:
+            raise BackendUnavailable("The backend is “simulated”, but no cards are named.", NAME_SIZES)
         return SimulatedBackend(wanted["home"], wanted["host"], wanted["sizes"])
     if not driver_library():
-        raise BackendUnavailable(f"There is no {DRIVER_LIBRARY} on this machine: no NVIDIA driver is installed.", INSTALL)
+        raise BackendUnavailable(
+            f"There is no {DRIVER_LIBRARY} on this machine: no NVIDIA driver is installed.", INSTALL
+        )
     raise BackendUnavailable(f"{DRIVER_LIBRARY} is here, but its cards are not read yet.", LATER)
 
 

@@ -6,74 +6,90 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
-    dependencies = [
-    ]
+    dependencies = []
 
     operations = [
         migrations.CreateModel(
-            name='Host',
+            name="Host",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=100, unique=True)),
-                ('boot_id', models.CharField(blank=True, max_length=36)),
-                ('agent_seen_at', models.DateTimeField(null=True)),
-                ('worker_seen_at', models.DateTimeField(null=True)),
-                ('canary_at', models.DateTimeField(null=True)),
-                ('reading', models.JSONField(default=dict)),
-                ('backend_error', models.TextField(blank=True, help_text='Why no cards can be read, with the repair.')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("name", models.CharField(max_length=100, unique=True)),
+                ("boot_id", models.CharField(blank=True, max_length=36)),
+                ("agent_seen_at", models.DateTimeField(null=True)),
+                ("worker_seen_at", models.DateTimeField(null=True)),
+                ("canary_at", models.DateTimeField(null=True)),
+                ("reading", models.JSONField(default=dict)),
+                (
+                    "backend_error",
+                    models.TextField(blank=True, help_text="Why no cards can be read, with the repair."),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='Pulse',
+            name="Pulse",
             fields=[
-                ('name', models.CharField(max_length=100, primary_key=True, serialize=False)),
-                ('at', models.DateTimeField()),
+                ("name", models.CharField(max_length=100, primary_key=True, serialize=False)),
+                ("at", models.DateTimeField()),
             ],
         ),
         migrations.CreateModel(
-            name='GpuEvent',
+            name="GpuEvent",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('at', models.DateTimeField(db_index=True, default=django.utils.timezone.now)),
-                ('uuid', models.CharField(max_length=100)),
-                ('event', models.CharField(max_length=40)),
-                ('detail', models.TextField(blank=True)),
-                ('host', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to='gpus.host')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("at", models.DateTimeField(db_index=True, default=django.utils.timezone.now)),
+                ("uuid", models.CharField(max_length=100)),
+                ("event", models.CharField(max_length=40)),
+                ("detail", models.TextField(blank=True)),
+                ("host", models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to="gpus.host")),
             ],
             options={
-                'ordering': ['-at'],
+                "ordering": ["-at"],
             },
         ),
         migrations.CreateModel(
-            name='Gpu',
+            name="Gpu",
             fields=[
-                ('uuid', models.CharField(max_length=100, primary_key=True, serialize=False)),
-                ('index', models.PositiveIntegerField(help_text='Position in PCI order, for people.')),
-                ('name', models.CharField(max_length=100)),
-                ('memory_total_bytes', models.BigIntegerField(null=True)),
-                ('info', models.JSONField(default=dict)),
-                ('reading', models.JSONField(default=dict)),
-                ('sampled_at', models.DateTimeField(null=True)),
-                ('processes', models.JSONField(default=list)),
-                ('processes_at', models.DateTimeField(null=True)),
-                ('error', models.TextField(blank=True)),
-                ('simulated', models.BooleanField(default=False)),
-                ('selectable', models.BooleanField(default=True)),
-                ('enabled', models.BooleanField(default=True)),
-                ('max_jobs', models.PositiveIntegerField(default=1)),
-                ('interactive_slots', models.PositiveIntegerField(default=1)),
-                ('note', models.CharField(blank=True, max_length=200)),
-                ('lost_at', models.DateTimeField(null=True)),
-                ('removed_at', models.DateTimeField(null=True)),
-                ('first_seen_at', models.DateTimeField(auto_now_add=True)),
-                ('last_seen_at', models.DateTimeField(null=True)),
-                ('host', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='gpus', to='gpus.host')),
+                ("uuid", models.CharField(max_length=100, primary_key=True, serialize=False)),
+                ("index", models.PositiveIntegerField(help_text="Position in PCI order, for people.")),
+                ("name", models.CharField(max_length=100)),
+                ("memory_total_bytes", models.BigIntegerField(null=True)),
+                ("info", models.JSONField(default=dict)),
+                ("reading", models.JSONField(default=dict)),
+                ("sampled_at", models.DateTimeField(null=True)),
+                ("processes", models.JSONField(default=list)),
+                ("processes_at", models.DateTimeField(null=True)),
+                ("error", models.TextField(blank=True)),
+                ("simulated", models.BooleanField(default=False)),
+                ("selectable", models.BooleanField(default=True)),
+                ("enabled", models.BooleanField(default=True)),
+                ("max_jobs", models.PositiveIntegerField(default=1)),
+                ("interactive_slots", models.PositiveIntegerField(default=1)),
+                ("note", models.CharField(blank=True, max_length=200)),
+                ("lost_at", models.DateTimeField(null=True)),
+                ("removed_at", models.DateTimeField(null=True)),
+                ("first_seen_at", models.DateTimeField(auto_now_add=True)),
+                ("last_seen_at", models.DateTimeField(null=True)),
+                (
+                    "host",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="gpus", to="gpus.host"
+                    ),
+                ),
             ],
             options={
-                'ordering': ['host__name', 'index'],
+                "ordering": ["host__name", "index"],
             },
         ),
     ]

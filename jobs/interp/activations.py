@@ -1,14 +1,15 @@
 """Activations of a model on disk: made in shards, read back shuffled.
 
-Layout of the folder (all files are complete or absent; a killed extraction goes on with the first missing shard):
+Layout of the folder (all files are complete or absent; a killed extraction goes on with the first missing
+shard):
 
     recipe.json                                    what the shards were made with; another recipe starts over
-    tokens/shard_00000.safetensors                 ids, lengths, documents of the rows, kept per token: the texts
-    blocks.4.hook_resid_post/shard_00000.safetensors   acts [n, d_model]; norms, ids, document, row, position [n]
-    activations.json                               the summary, written last
+    tokens/shard_00000.safetensors                 ids, lengths, documents of the rows, kept per token: the
+    texts blocks.4.hook_resid_post/shard_00000.safetensors   acts [n, d_model]; norms, ids, document, row,
+    position [n] activations.json                               the summary, written last
 
-Rows of a shard are run in batches of similar length and put back in the order of the corpus, so neither batch size
-nor shard size changes which vector stands where. Cost: one forward pass up to the last site, and
+Rows of a shard are run in batches of similar length and put back in the order of the corpus, so neither batch
+size nor shard size changes which vector stands where. Cost: one forward pass up to the last site, and
 `tokens * d_model * bytes of dtype` on disk per site.
 """
 
@@ -72,9 +73,10 @@ def extract(
 ) -> dict[str, Any]:
     """Run `model` over `rows` and write what passes the recipe's sites to `folder`; returns the summary.
 
-    `on_progress(done, total, {"tokens_per_s": ...})` counts tokens that the model reads. Continues a folder that an
-    earlier call with the same recipe left unfinished.
-    Raises `Unusable` (context over the limit, unknown site, value that dtype cannot hold), `NonFinite`, `Stopped`.
+    `on_progress(done, total, {"tokens_per_s": ...})` counts tokens that the model reads. Continues a folder
+    that an earlier call with the same recipe left unfinished.
+    Raises `Unusable` (context over the limit, unknown site, value that dtype cannot hold), `NonFinite`,
+    `Stopped`.
     """
     model.require_context(max(len(row.ids) for row in rows))
     places = {site: place_of(model.model, site).path for site in recipe.sites}
@@ -150,7 +152,9 @@ def _extract_shard(
     pace: _Pace,
     should_stop: Question,
 ) -> None:
-    """Run the rows of one shard and write its files, the texts last: their presence says that all are there."""
+    """Run the rows of one shard and write its files, the texts last: their presence says that all are
+    there.
+    """
     found: dict[Site, list[Tensor]] = {site: [torch.empty(0)] * len(rows) for site in recipe.sites}
     keep: list[Tensor] = [torch.empty(0)] * len(rows)
     for indexes in batches_by_length([len(row.ids) for row in rows], batch_size):
@@ -171,14 +175,18 @@ def _extract_shard(
 def _hand_out(
     values: dict[Site, Tensor], wanted: Tensor, indexes: list[int], found: dict[Site, list[Tensor]]
 ) -> None:
-    """Give each row of the shard its kept vectors. Shapes: values `[batch, seq, d_model]`, wanted `[batch, seq]`."""
+    """Give each row of the shard its kept vectors. Shapes: values `[batch, seq, d_model]`, wanted `[batch,
+    seq]`.
+    """
     for site, value in values.items():
         vectors = value[wanted.to(value.device)].float().cpu()  # [kept in batch, d_model]
         for index, rows in zip(indexes, vectors.split(wanted.sum(1).tolist()), strict=True):
             found[site][index] = rows
 
 
-def _write_site(folder: Path, number: int, values: Tensor, rows: list[Row], keep: list[Tensor], dtype: str) -> None:
+def _write_site(
+    folder: Path, number: int, values: Tensor, rows: list[Row], keep: list[Tensor], dtype: str
+) -> None:
     stored = values.to(DTYPES[dtype])
     if not torch.isfinite(stored).all():
         _explain_non_finite(values, dtype, folder.name)
@@ -196,7 +204,9 @@ def _write_site(folder: Path, number: int, values: Tensor, rows: list[Row], keep
 
 def _explain_non_finite(values: Tensor, dtype: str, site: str) -> None:
     if torch.isfinite(values).all():
-        raise Unusable(f"{site} reaches {values.abs().max():.3g}, more than {dtype} can hold; use bfloat16 or float32.")
+        raise Unusable(
+            f"{site} reaches {values.abs().max():.3g}, more than {dtype} can hold; use bfloat16 or float32."
+        )
     raise NonFinite(f"The model gave values that are not finite at {site}.")
 
 
@@ -271,7 +281,9 @@ class Store:
         self.d_model = shapes[0][1]
 
     def read(self, number: int, name: str) -> Tensor:
-        """One tensor of one shard: `acts` [n, d_model], `norms`, `ids`, `document`, `row` or `position` [n]."""
+        """One tensor of one shard: `acts` [n, d_model], `norms`, `ids`, `document`, `row` or `position`
+        [n].
+        """
         with safe_open(self.shards[number], framework="pt") as file:
             return file.get_tensor(name)
 
@@ -299,7 +311,8 @@ class Selection:
     def mean_norm(self) -> float:
         """Mean length of the selected vectors."""
         total = sum(
-            self.store.read(number, "norms")[index].double().sum().item() for number, index in enumerate(self.indexes)
+            self.store.read(number, "norms")[index].double().sum().item()
+            for number, index in enumerate(self.indexes)
         )
         return total / len(self)
 
@@ -317,6 +330,7 @@ class Split:
 
     train: Selection
     heldout: Selection
+    documents: Tensor  # numbers of those held out
     norm_limit: float | None
     dropped_outliers: int
 
@@ -339,9 +353,11 @@ def split(store: Store, *, heldout_fraction: float = 0.05, outlier_ratio: float 
         train.append((usual & ~out).nonzero().flatten())
         heldout.append((usual & out).nonzero().flatten())
         dropped += int((~usual).sum())
-    parts = Split(Selection(store, tuple(train)), Selection(store, tuple(heldout)), limit, dropped)
+    parts = Split(Selection(store, tuple(train)), Selection(store, tuple(heldout)), held, limit, dropped)
     if not len(parts.train) or not len(parts.heldout):
-        raise Unusable("There is too little text to train on one part and hold out another; extract more documents.")
+        raise Unusable(
+            "There is too little text to train on one part and hold out another; extract more documents."
+        )
     return parts
 
 
@@ -356,11 +372,13 @@ def heldout_documents(store: Store, fraction: float) -> Tensor:
 class Shuffled:
     """Endless shuffled batches, each a function of (seed, step) alone; memory is one buffer of rows.
 
-    Each pass draws a new order of shards, fills buffers of up to `buffer_bytes` with them, and a new order of rows in
-    each buffer. Batches run over the ends of buffers and passes, so all are full.
+    Each pass draws a new order of shards, fills buffers of up to `buffer_bytes` with them, and a new order of
+    rows in each buffer. Batches run over the ends of buffers and passes, so all are full.
     """
 
-    def __init__(self, selection: Selection, batch_size: int, seed: int, *, buffer_bytes: int = BUFFER_BYTES) -> None:
+    def __init__(
+        self, selection: Selection, batch_size: int, seed: int, *, buffer_bytes: int = BUFFER_BYTES
+    ) -> None:
         self.selection, self.batch_size, self.seed = selection, batch_size, seed
         itemsize = selection.store.read(0, "acts").element_size()
         self.room = max(1, buffer_bytes // (itemsize * selection.store.d_model))
@@ -396,7 +414,9 @@ class Shuffled:
         return self._plans[epoch]
 
     def _plan(self, epoch: int) -> list[list[int]]:
-        shards = torch.randperm(len(self.selection.indexes), generator=generator(self.seed, "shards", epoch)).tolist()
+        shards = torch.randperm(
+            len(self.selection.indexes), generator=generator(self.seed, "shards", epoch)
+        ).tolist()
         groups: list[list[int]] = [[]]
         size = 0
         for shard in shards:
@@ -422,6 +442,10 @@ class HeldOutText:
     """Token rows of held-out documents, with the positions that were kept at extraction."""
 
     rows: list[tuple[int, ...]]
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(row) for row in self.rows)
 
     def batches(self, size: int, pad_id: int) -> Iterator[Batch]:
         """Padded batches, rows of similar length together."""

@@ -1,9 +1,9 @@
 """Text to run models on: the English that every Python carries, or a file.
 
-`english` is the language reference in `pydoc_data.topics` and the docstrings of the standard library, read from the
-source files with `ast` (nothing is imported). About 1.5 million tokens, the same for the same Python version; its
-digest is stored with every result. Documents come in the order of their SHA-256, which is fixed and mixes the topics,
-so that any part of the corpus resembles the whole.
+`english` is the language reference in `pydoc_data.topics` and the docstrings of the standard library, read
+from the source files with `ast` (nothing is imported). About 1.5 million tokens, the same for the same Python
+version; its digest is stored with every result. Documents come in the order of their SHA-256, which is fixed
+and mixes the topics, so that any part of the corpus resembles the whole.
 """
 
 from __future__ import annotations
@@ -76,7 +76,16 @@ def _built_in_texts() -> Iterator[str]:
 def _library_files() -> Iterable[Path]:
     """Source files of the standard library proper: no tests, no third-party packages, no grammar tables."""
     root = Path(sysconfig.get_path("stdlib"))
-    left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "pydoc_data", "__pycache__"}
+    left_out = {
+        "site-packages",
+        "dist-packages",
+        "test",
+        "tests",
+        "idle_test",
+        "lib2to3",
+        "pydoc_data",
+        "__pycache__",
+    }
     return sorted(path for path in root.rglob("*.py") if not left_out & set(path.relative_to(root).parts))
 
 
@@ -85,6 +94,16 @@ def _docstrings(path: Path) -> Iterator[str]:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):
         return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield (ast.get_docstring(node) or "").strip()
+    yield from _documented(tree)
+
+
+def _documented(node: ast.AST) -> Iterator[str]:
+    """Docstrings of a module and of what it defines, nested or in a condition; expressions are not
+    entered.
+    """
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        yield (ast.get_docstring(node) or "").strip()
+    for part in ("body", "orelse", "handlers", "finalbody"):
+        for child in getattr(node, part, None) or ():
+            if isinstance(child, ast.stmt | ast.ExceptHandler):
+                yield from _documented(child)

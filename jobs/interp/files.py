@@ -1,8 +1,8 @@
 """Files and folders that are complete or absent, whatever is killed in between.
 
-A new file is written beside its final name, flushed to the disk, renamed, and the folder that holds it is flushed
-too (the order that `rename(2)` needs to survive a power cut). Temporary names start with `.tmp-`, so that a reader
-who lists a folder can tell them from results.
+A new file is written beside its final name, flushed to the disk, renamed, and the folder that holds it is
+flushed too (the order that `rename(2)` needs to survive a power cut). Temporary names start with `.tmp-`, so
+that a reader who lists a folder can tell them from results.
 """
 
 from __future__ import annotations
@@ -67,8 +67,12 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors as one safetensors file, complete or not at all; they are copied to the CPU, contiguous."""
+def write_tensors(
+    path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write tensors as one safetensors file, complete or not at all; they are copied to the CPU,
+    contiguous.
+    """
     with whole_file(path) as temporary:
         save_file(cpu_tensors(tensors), temporary, metadata=dict(metadata or {}))
 
@@ -86,6 +90,11 @@ def link_tree(source: Path, target: Path) -> None:
     for file in sorted(source.rglob("*")):
         if file.is_file() and not file.name.startswith(TEMPORARY):
             _link(file.resolve(), target / file.relative_to(source))
+
+
+def remove(folder: Path) -> None:
+    """Delete a folder of our own that is no longer needed, if it is there."""
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def digest(paths: list[Path]) -> str:

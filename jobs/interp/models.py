@@ -1,7 +1,7 @@
 """Load a causal language model and its tokenizer from a local folder: safetensors only, never remote code.
 
-Also here: what a model's folder says about itself without loading it, and the conversion of a GGUF file (the demo's
-model) to a safetensors folder.
+Also here: what a model's folder says about itself without loading it, and the conversion of a GGUF file (the
+demo's model) to a safetensors folder.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from jobs.interp.errors import Unusable
 from jobs.interp.files import digest, read_json, whole_folder
@@ -38,7 +37,7 @@ class Pad:
 class LanguageModel:
     """A model ready to run, in eval mode, without gradients on its weights."""
 
-    model: nn.Module
+    model: Any  # a transformers PreTrainedModel
     tokenizer: Any
     name: str
     device: str
@@ -66,7 +65,9 @@ class LanguageModel:
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        return tuple(sorted(self.tokenizer.all_special_ids))
+        """Ids that are no text: pad, BOS, EOS and what else the tokenizer marks as special."""
+        added = self.tokenizer.added_tokens_decoder.items()
+        return tuple(sorted({*self.tokenizer.all_special_ids, *(number for number, token in added if token.special)}))
 
     @property
     def pad(self) -> Pad:
@@ -83,19 +84,24 @@ class LanguageModel:
 def require_context(context_size: int, limit: int | None, name: str) -> None:
     """Raises `Unusable` naming context, limit and model when the one exceeds the other."""
     if limit is not None and context_size > limit:
-        raise Unusable(f"A context of {context_size} tokens is over the limit of {limit} that {name} was made for.")
+        raise Unusable(
+            f"A context of {context_size} tokens is over the limit of {limit} that {name} was made for."
+        )
 
 
-def load(folder: Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32, name: str = "") -> LanguageModel:
+def load(
+    folder: Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32, name: str = ""
+) -> LanguageModel:
     """The causal LM and tokenizer in `folder`, on `device`.
 
     Raises `Unusable` when the folder holds no safetensors weights or needs code of its own.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
+    logging.disable_progress_bar()  # jobs report their own progress; the log is for sentences
     require_loadable(folder)
     options = {"local_files_only": True, "trust_remote_code": False}
-    model = AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, use_safetensors=True, attn_implementation=_attention(folder), **options
     )
     model.to(device).eval().requires_grad_(False)
@@ -104,17 +110,21 @@ def load(folder: Path, *, device: str = "cpu", dtype: torch.dtype = torch.float3
 
 
 def compute_dtype(stored: str, device: str) -> torch.dtype:
-    """The type to run a model in: as stored on a card, float32 on a CPU (half types are slow or emulated there)."""
+    """The type to run a model in: as stored on a card, float32 on a CPU (half types are slow or emulated
+    there).
+    """
     return torch.float32 if device == "cpu" else DTYPES.get(stored, torch.float32)
 
 
 def require_loadable(folder: Path) -> None:
-    """Raises `Unusable` unless `folder` holds a configuration and safetensors weights and needs no remote code."""
+    """Raises `Unusable` unless `folder` holds a configuration and safetensors weights and needs no remote
+    code.
+    """
     if not (folder / "config.json").is_file():
         raise Unusable(f"{folder.name} has no config.json: it is not a Hugging Face model folder.")
     if not weight_files(folder):
         raise Unusable(
-            f"{folder.name} has no safetensors weights. Files of other kinds (pickle) can run code when they are "
+            f"{folder.name} has no safetensors weights. Pickled ones can run code when they are "
             "opened and are refused; convert them with `save_pretrained(..., safe_serialization=True)`."
         )
     if "auto_map" in read_json(folder / "config.json"):
@@ -172,14 +182,18 @@ def choose_pad(tokenizer: Any, d_vocab: int) -> Pad:
 
 
 def convert_gguf(gguf: Path, folder: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write the Llama-style model in a GGUF file as a safetensors folder with its tokenizer. About 25 s per 100 MB."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    """Write the Llama-style model in a GGUF file as a safetensors folder with its tokenizer. About 25 s per
+    100 MB.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
+    logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    # transformers keeps such a model marked as quantized, and refuses to save it: move the weights to a plain one.
+    # transformers keeps such a model marked as quantized, and refuses to save it: move the weights to a plain
+    # one.
     settings = {key: value for key, value in loaded.config.to_dict().items() if key != "quantization_config"}
-    plain = type(loaded)(type(loaded.config).from_dict(settings)).to(dtype)
+    plain: Any = type(loaded)(type(loaded.config).from_dict(settings)).to(dtype)
     plain.load_state_dict(loaded.state_dict(), strict=True)
     plain.tie_weights()
     with whole_folder(folder) as temporary:

@@ -1,7 +1,7 @@
 """Random draws that depend on what they are for, not on what was drawn before.
 
-Each draw has a generator made from (seed, purpose, numbers such as epoch and shard). So a resumed job draws what the
-uninterrupted one would have drawn, and adding a draw changes no other.
+Each draw has a generator made from (seed, purpose, numbers such as epoch and shard). So a resumed job draws
+what the uninterrupted one would have drawn, and adding a draw changes no other.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Where in a model: a block and a place in it. The only definition; every kind asks here.
 
-Names are TransformerLens' (`blocks.3.hook_resid_post`), so that SAEs and lenses can be exchanged. A place is the
-input or the output of one module, found without a table of architectures: candidates are tried in a fixed order
-(an unordered set once made the chosen module depend on the hash seed of the process).
+Names are TransformerLens' (`blocks.3.hook_resid_post`), so that SAEs and lenses can be exchanged. A place is
+the input or the output of one module, found without a table of architectures: candidates are tried in a fixed
+order (an unordered set once made the chosen module depend on the hash seed of the process).
 
-Two families need care. *Gemma-2 style* blocks norm what attention and MLP return before adding it, so `attn_out` and
-`mlp_out` are the outputs of those norms. *Parallel* blocks (GPT-NeoX, GPT-J, Falcon) add attention and MLP to the
-same input: the stream between them, `resid_mid`, does not exist there.
+Two families need care. *Gemma-2 style* blocks norm what attention and MLP return before adding it, so
+`attn_out` and
+`mlp_out` are the outputs of those norms. *Parallel* blocks (GPT-NeoX, GPT-J, Falcon) add attention and MLP to
+the same input: the stream between them, `resid_mid`, does not exist there.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ def blocks_of(model: nn.Module) -> tuple[str, nn.ModuleList]:
         found = _descend(model, path)
         if isinstance(found, nn.ModuleList) and len(found):
             return path, found
-    raise Unusable(f"No list of transformer blocks found in {type(model).__name__}; looked for {', '.join(BLOCKS)}.")
+    raise Unusable(
+        f"No list of transformer blocks found in {type(model).__name__}; looked for {', '.join(BLOCKS)}."
+    )
 
 
 def place_of(model: nn.Module, site: Site) -> Place:
@@ -95,7 +98,9 @@ def place_of(model: nn.Module, site: Site) -> Place:
     """
     path, blocks = blocks_of(model)
     if not 0 <= site.block < len(blocks):
-        raise Unusable(f"Block {site.block} does not exist: {type(model).__name__} has blocks 0 to {len(blocks) - 1}.")
+        raise Unusable(
+            f"Block {site.block} does not exist: {type(model).__name__} has blocks 0 to {len(blocks) - 1}."
+        )
     inner, moment = _inside(blocks[site.block], site.site)
     full = ".".join(filter(None, (path, str(site.block), inner)))
     return Place(full, model.get_submodule(full), moment)
@@ -111,9 +116,17 @@ def _inside(block: nn.Module, site: str) -> tuple[str, Moment]:
         case "resid_mid":
             return _second_norm(block), "input"
         case "attn_out":
-            return (_first(block, ("post_attention_layernorm",)) if _norms_outputs(block) else _first(block, ATTENTION)), "output"
+            return (
+                _first(block, ("post_attention_layernorm",))
+                if _norms_outputs(block)
+                else _first(block, ATTENTION)
+            ), "output"
         case "mlp_out":
-            return (_first(block, ("post_feedforward_layernorm",)) if _norms_outputs(block) else _first(block, MLP)), "output"
+            return (
+                _first(block, ("post_feedforward_layernorm",))
+                if _norms_outputs(block)
+                else _first(block, MLP)
+            ), "output"
         case _:
             return _first(block, MLP), "input"
 
@@ -144,8 +157,7 @@ def _first(block: nn.Module, names: tuple[str, ...]) -> str:
 
 
 def _descend(module: nn.Module, path: str) -> nn.Module | None:
+    found: nn.Module | None = module
     for name in path.split("."):
-        module = getattr(module, name, None)
-        if module is None:
-            return None
-    return module
+        found = getattr(found, name, None)
+    return found

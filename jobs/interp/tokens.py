@@ -1,7 +1,8 @@
 """Documents to rows of tokens, and rows to padded batches.
 
-Rules, each from somebody's lost week: documents are never joined in a row; a token is left out because of its *id* or
-the *mask*, never because of its column (F05: with left padding the first column is padding, not BOS); positions come
+Rules, each from somebody's lost week: documents are never joined in a row; a token is left out because of its
+*id* or the *mask*, never because of its column (F05: with left padding the first column is padding, not BOS);
+positions come
 from the mask, so that models with learned positions see what they would see without padding (F04).
 """
 
@@ -44,10 +45,10 @@ class Batch:
 def rows_of(
     documents: Iterable[str], tokenizer: Any, context_size: int, *, max_tokens: int, bos_id: int | None = None
 ) -> list[Row]:
-    """Cut each document into rows of at most `context_size` tokens until `max_tokens` (all tokens) are reached.
+    """Cut documents into rows of at most `context_size` tokens until there are `max_tokens` in all.
 
-    With `bos_id` each row starts with it (many models park huge values on the first position; with BOS there they
-    can be left out by its id). The tokenizer adds nothing itself, so BOS is never doubled.
+    With `bos_id` each row starts with it (many models park huge values on the first position; with BOS there
+    they can be left out by its id). The tokenizer adds nothing itself, so BOS is never doubled.
     Raises `Unusable` when the context has no room for text or the documents hold no token.
     """
     start = () if bos_id is None else (bos_id,)
@@ -72,7 +73,8 @@ def rows_of(
 def pad(rows: Sequence[Sequence[int]], pad_id: int, *, side: Side = "right") -> Batch:
     """Rows of token ids as one batch.
 
-    Shapes: all three tensors `[len(rows), longest row]`. Positions count real tokens only; padding gets position 0.
+    Shapes: all three tensors `[len(rows), longest row]`. Positions count real tokens only; padding gets
+    position 0.
     """
     width = max(len(row) for row in rows)
     filled = [_filled(list(row), width, pad_id, side) for row in rows]
@@ -82,7 +84,9 @@ def pad(rows: Sequence[Sequence[int]], pad_id: int, *, side: Side = "right") -> 
 
 
 def positions(mask: Tensor) -> Tensor:
-    """Position of each token in its own row, from the mask alone. Shapes: `mask` and result `[batch, seq]`."""
+    """Position of each token in its own row, from the mask alone. Shapes: `mask` and result `[batch,
+    seq]`.
+    """
     return (mask.cumsum(-1) - 1).clamp(min=0)
 
 

@@ -15,7 +15,7 @@ from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html, format_html_join
-from django.utils.safestring import SafeString, mark_safe
+from django.utils.safestring import SafeString
 
 from gpus.timing import sample_seconds as seconds_between_samples
 
@@ -43,6 +43,9 @@ TONES = {
     "draining": "warn",
     "disabled": "warn",
 }
+
+
+SHORT = {word.lower(): word for word in ("FVU", "L0", "CE", "SAE", "BOS", "CPU", "UUID", "AuxK", "ID", "KL")}
 
 
 # Numbers ------------------------------------------------------------------------------------------------
@@ -118,12 +121,6 @@ def number(value: Any) -> str:
 
 
 @register.filter
-def is_words(value: Any) -> bool:
-    """Whether a value is text that is too long to be shown as a number is."""
-    return isinstance(value, str) and len(value) > 14
-
-
-@register.filter
 def parameter(value: Any) -> str:
     """A parameter as people write it: sites by block, lists with commas, numbers grouped."""
     if isinstance(value, Mapping):
@@ -139,8 +136,10 @@ def parameter(value: Any) -> str:
 
 @register.filter
 def worded(name: str) -> str:
-    """`ce_recovered` → `ce recovered`."""
-    return str(name).replace("_", " ")
+    """`ce_recovered` → `CE recovered`; names of dimensions stay as the papers write them."""
+    if str(name).startswith("d_"):
+        return str(name)
+    return " ".join(SHORT.get(word, word) for word in str(name).split("_"))
 
 
 # Time ---------------------------------------------------------------------------------------------------
@@ -231,6 +230,17 @@ def kind_label(name: str) -> str:
 
 
 @register.filter
+def process_name(process: Mapping[str, Any]) -> str:
+    """Our processes carry their job's id in their title; the page links it instead."""
+    return (process["name"] or DASH).replace(str(process["job_id"]), "").strip()
+
+
+@register.filter
+def stage(name: str) -> str:
+    return "SAEs" if name == "saes" else name.capitalize()
+
+
+@register.filter
 def took(job: Any) -> float | None:
     if job.started_at is None or job.finished_at is None:
         return None
@@ -266,12 +276,8 @@ def strip() -> Mapping[str, Any]:
 
 
 @register.filter
-def attributes(values: Mapping[str, Any]) -> SafeString:
-    """HTML attributes from a mapping; `True` is an attribute without a value, `None` and `False` are left out."""
-    parts = []
-    for name, value in values.items():
-        if value is True:
-            parts.append(format_html(" {}", name))
-        elif value is not None and value is not False:
-            parts.append(format_html(' {}="{}"', name, value))
-    return mark_safe("".join(parts))  # noqa: S308 - every part was escaped by format_html
+def ticks(text: str) -> SafeString:
+    """`words` between backticks as code."""
+    parts = str(text).split("`")
+    pieces = (("code" if number % 2 else "span", part) for number, part in enumerate(parts))
+    return format_html_join("", "<{0}>{1}</{0}>", pieces)

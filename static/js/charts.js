@@ -63,7 +63,8 @@ window.mistudio.charts = (() => {
       cursor: { sync: { key: group }, y: false, points: { size: 5 }, drag: { x: false, y: false } },
       scales: { x: { time: false, range: x }, y: { range: (u, lo, hi) => y(lo, hi) } },
       axes: [
-        { show: false },
+        // Its labels are HTML below the chart. Not `show: false`: uPlot then leaves out the axes after it, too.
+        { ...axis, size: 0, grid: { show: false }, splits: () => [], values: () => [] },
         {
           ...axis, side: 1, size: 36, gap: 4, grid: { stroke: () => colour("line"), width: 1 },
           splits: (u) => ticks(u.scales.y.min, u.scales.y.max), values: (u, values) => values.map(label),
@@ -88,5 +89,13 @@ window.mistudio.charts = (() => {
 
   const ends = (lo, hi) => [lo, hi];
   const halves = (lo, hi) => [lo, (lo + hi) / 2, hi];
-  return { make, drop, colour, faded, ends, halves };
+  /** Two to four round numbers between `lo` and `hi`. */
+  function nice(lo, hi) {
+    const raw = (hi - lo) / 3, size = 10 ** Math.floor(Math.log10(raw));
+    const step = size * ([1, 2, 5].find((n) => n * size >= raw) ?? 10);
+    const found = [];
+    for (let n = Math.ceil(lo / step); n * step <= hi + step * 1e-9; n++) found.push(+(n * step).toPrecision(12));
+    return found;
+  }
+  return { make, nice, drop, colour, faded, ends, halves };
 })();

@@ -33,7 +33,7 @@
     const place = $(".plot", figure), output = $("output", figure);
     charts.make(place, {
       lines: [{ token: "ink", points: (u) => u.data[0].length < 3 }], group: "steps", x: () => [0, lastStep()], label: short,
-      y: (lo, hi) => spaced(lo, hi, spec.low), ticks: charts.halves,
+      y: (lo, hi) => spaced(lo, hi, spec.low), ticks: charts.nice,
       cursor: (at, u) => { output.textContent = at === null ? "" : `${known(u.data[1][at]) ? short(u.data[1][at]) : "–"} at ${whole(u.data[0][at])}`; },
     });
     plots.set(name, { spec, place, ends: figure.querySelectorAll(".ends span") });

@@ -1,14 +1,19 @@
 /* Jobs: rows change in place; a new job appears on top. Nothing reorders. */
 (() => {
   "use strict";
-  const { fetched, throttled } = window.mistudio;
+  const { fetched, throttled, localise } = window.mistudio;
   const table = document.querySelector("[data-rows]");
   const rows = document.getElementById("rows");
   const changed = new Set();
   let created = false;
 
   const filters = () => new URLSearchParams(new FormData(document.querySelector("form.filters")));
-  const parse = (html) => [...new DOMParser().parseFromString(`<table><tbody>${html}</tbody></table>`, "text/html").querySelectorAll("tr[id]")];
+
+  function parse(html) {
+    const fresh = new DOMParser().parseFromString(`<table><tbody>${html}</tbody></table>`, "text/html");
+    localise(fresh);
+    return [...fresh.querySelectorAll("tr[id]")];
+  }
 
   const update = throttled(1, async () => {
     const ids = [...changed].filter((id) => document.getElementById(`job-${id}`));

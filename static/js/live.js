@@ -34,6 +34,17 @@ window.mistudio = (() => {
     return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
   }
 
+  /** Times in the reader's own zone: today by the clock, earlier with the day. */
+  function localise(place) {
+    for (const element of place.querySelectorAll("time[datetime]")) {
+      const at = new Date(element.dateTime);
+      const day = { day: "numeric", month: "short", ...(at.getFullYear() === new Date().getFullYear() ? {} : { year: "numeric" }) };
+      const clock = at.toLocaleTimeString([], { hour12: false });
+      element.title = at.toLocaleString();
+      element.textContent = at.toDateString() === new Date().toDateString() ? clock : `${at.toLocaleDateString([], day)} ${clock.slice(0, 5)}`;
+    }
+  }
+
   /* Parts ----------------------------------------------------------------------------------------------- */
   const drawn = new WeakMap(); // element -> the HTML that the server last sent for it
 
@@ -53,6 +64,7 @@ window.mistudio = (() => {
     const opened = [...old.querySelectorAll("details")].map((details) => details.open);
     drawn.set(old, part.innerHTML);
     old.replaceChildren(...part.childNodes);
+    localise(old);
     old.querySelectorAll("details").forEach((details, n) => { details.open = opened[n] ?? details.open; });
     if (focused) refocus(old, focused);
   }
@@ -123,11 +135,6 @@ window.mistudio = (() => {
     if (socket?.readyState === WebSocket.OPEN) socket.send(JSON.stringify({ action, channel }));
   }
 
-  function subscribe(channel) {
-    channels.add(channel);
-    send("subscribe", channel);
-  }
-
   function received(frame) {
     if (frame.channel === "system/gpus" && frame.event === "system:metrics") readings(frame.data);
     if (frame.event === "resync" || words(main.dataset.refetch).includes(frame.event)) refetch();
@@ -177,6 +184,8 @@ window.mistudio = (() => {
     setTimeout(() => { button.textContent = before; }, 1200);
   });
 
+  localise(document);
+  document.addEventListener("htmx:afterSwap", ({ detail }) => localise(detail.target));
   if (dot && main) {
     channels.add("system/gpus");
     connect();
@@ -184,5 +193,5 @@ window.mistudio = (() => {
     if (main.dataset.every) setInterval(() => document.hidden || refetch(), main.dataset.every * 1000);
     document.addEventListener("visibilitychange", () => document.hidden || refetch());
   }
-  return { subscribe, patch, fetched, refetch, throttled, fill, whole, grouped, gib, size, duration, known, DASH };
+  return { localise, patch, fetched, refetch, throttled, fill, whole, grouped, gib, size, duration, known, DASH };
 })();

@@ -301,6 +301,8 @@
     for (const group of $$("[data-choice]")) {
       for (const button of $$("button", group)) button.ariaPressed = String(button.dataset.value === choice[group.dataset.choice]);
     }
+    const from = choice.minutes === "60" ? "−1 h" : `−${choice.minutes} min`;
+    for (const label of $$("[data-from]")) label.textContent = from;
     const together = choice.mode === "aggregated";
     aggregated.hidden = !together;
     $("#rows").classList.toggle("lines", together || $("#rows").dataset.lines === "always");

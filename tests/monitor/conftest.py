@@ -5,13 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.conf import settings
+from django.conf import settings as django_settings
 from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
 from gpus.models import Gpu, Host
 from monitor.models import ApiToken
+
+
+@pytest.fixture(autouse=True)
+def quick_passwords(settings: Any) -> None:
+    """Users of tests are many, and the real hash takes half a second on purpose."""
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 
 @pytest.fixture
@@ -22,7 +28,11 @@ def host(db: None) -> Host:
 
 @pytest.fixture
 def card(host: Host) -> Gpu:
-    reading = {"utilization_gpu_percent": 37.0, "power_draw_watts": None, "missing": {"power_draw_watts": "no sensor"}}
+    reading = {
+        "utilization_gpu_percent": 37.0,
+        "power_draw_watts": None,
+        "missing": {"power_draw_watts": "no sensor"},
+    }
     return Gpu.objects.create(
         uuid="GPU-AbCd0000-1111-2222-3333-444455556666",
         host=host,
@@ -42,4 +52,5 @@ def token_for(user: User, *scopes: str, **values: Any) -> str:
 def session_cookie(user: User) -> str:
     client = Client()
     client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
-    return f"{settings.SESSION_COOKIE_NAME}={client.cookies[settings.SESSION_COOKIE_NAME].value}"
+    name = django_settings.SESSION_COOKIE_NAME
+    return f"{name}={client.cookies[name].value}"

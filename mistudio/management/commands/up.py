@@ -44,11 +44,13 @@ class Command(BaseCommand):
         setproctitle("mistudio up")
         self.url = f"http://{_shown(settings.MISTUDIO_BIND)}:{options['port']}"
         self.stop_requested = False
+        os.environ["CELERY_SKIP_CHECKS"] = "1"  # this command has run them
         os.environ["MISTUDIO_HOME"] = str(settings.MISTUDIO_HOME)  # absolute, whatever the children's folder is
         lock = take_lock(settings.MISTUDIO_HOME)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
-        broker_service = self.start_broker()
+        self.written_pids: dict[str, int | None] = {}
+        self.broker = self.start_broker()
         call_command("migrate", verbosity=0, interactive=False)
         self.services = self.make_services(options["port"])
         try:
@@ -56,9 +58,9 @@ class Command(BaseCommand):
                 service.start()
             self.wait_until_ready()
             self.announce()
-            self.supervise(broker_service)
+            self.supervise()
         finally:
-            self.end(broker_service)
+            self.end()
             lock.close()
 
     def _stop(self, *args: Any) -> None:
@@ -83,6 +85,8 @@ class Command(BaseCommand):
             "PORT": str(port),
             "MISTUDIO_BIND": settings.MISTUDIO_BIND,
             "MISTUDIO_HOST_NAME": settings.MISTUDIO_HOST_NAME,
+            # Believed only where a proxy is said to stand in front: anybody else could name any address.
+            "PROXY_HEADERS": "--proxy-headers" if settings.MISTUDIO_PUBLIC_URL else "",
         }
         logs = settings.MISTUDIO_HOME / "logs"
         commands = procfile(settings.BASE_DIR / "Procfile", values)
@@ -117,21 +121,31 @@ class Command(BaseCommand):
         except OSError:
             return False
 
+    def write_ready(self) -> None:
+        """Who runs, for people and scripts; written again when a process was replaced."""
+        pids = {s.name: s.pid for s in self.all_services()}
+        if pids != self.written_pids:
+            ready = {"url": self.url, "pid": os.getpid(), "processes": pids}
+            home.write_private(settings.MISTUDIO_HOME / "run" / "ready.json", json.dumps(ready))
+            self.written_pids = pids
+
+    def all_services(self) -> list[Service]:
+        return [*([self.broker] if self.broker else []), *self.services]
+
     def announce(self) -> None:
-        pids = {s.name: s.pid for s in self.services}
-        ready = {"url": self.url, "pid": os.getpid(), "processes": pids}
-        home.write_private(settings.MISTUDIO_HOME / "run" / "ready.json", json.dumps(ready))
+        self.write_ready()
         self.say(f"miStudio runs at {self.url}")
         self.say(f"Sign in (once, within 15 minutes): {signin.make_link(self.url)}")
         self.say("Ctrl-C ends the services; running jobs go on.")
 
     # Run ----------------------------------------------------------------------------------------------
 
-    def supervise(self, broker_service: Service | None) -> None:
+    def supervise(self) -> None:
         looked_at = time.monotonic()
         while not self.stop_requested:
-            for service in [*([broker_service] if broker_service else []), *self.services]:
+            for service in self.all_services():
                 service.tend(self.say)
+            self.write_ready()
             if time.monotonic() - looked_at > scaled(10):
                 looked_at = time.monotonic()
                 self.restart_deaf_workers()
@@ -155,12 +169,11 @@ class Command(BaseCommand):
 
     # End ----------------------------------------------------------------------------------------------
 
-    def end(self, broker_service: Service | None) -> None:
+    def end(self) -> None:
         """In order, within 15 s: first what takes requests and sends, then what carries them."""
         (settings.MISTUDIO_HOME / "run" / "ready.json").unlink(missing_ok=True)
         end_all([s for s in self.services if s.running()], END_SECONDS)
-        if broker_service:
-            end_all([broker_service], 2.0)
+        end_all(self.all_services(), 2.0)
         self.say_what_goes_on()
 
     def say_what_goes_on(self) -> None:

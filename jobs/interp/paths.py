@@ -1,0 +1,31 @@
+"""Paths that people may name, as opposed to any path. Plain Python, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from jobs.interp.errors import Unusable
+
+
+def looks_like_path(text: str) -> bool:
+    """Whether `text` means a place on this machine rather than a repository or a built-in name."""
+    return text.startswith(("/", "~", "./", "../"))
+
+
+def inside(text: str, roots: Iterable[Path]) -> Path:
+    """The existing file or folder at `text`, with links followed, if it lies in one of `roots`.
+
+    Raises `Unusable` in the same words for what is outside and what is missing there, so that nobody can ask
+    which files exist elsewhere.
+    """
+    allowed = [Path(root).expanduser().resolve() for root in roots]
+    path = Path(text).expanduser().resolve()
+    if not any(path.is_relative_to(root) for root in allowed):
+        named = ", ".join(map(str, allowed)) or "none"
+        raise Unusable(
+            f"{text} is not in a folder that jobs may read. Those are: {named} (MISTUDIO_IMPORT_ROOTS)."
+        )
+    if not path.exists():
+        raise Unusable(f"{text} does not exist.")
+    return path

@@ -1,0 +1,213 @@
+"""Run a model over a corpus and keep what passes chosen places in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rest_framework import serializers
+
+from jobs.fields import ArtifactField, SiteField
+from jobs.kind import Context, Estimate, Input, JobKind
+
+#: Places whose captures other kinds of this release can use.
+OFFERED_SITES = ("resid_post",)
+#: Activations of one token besides the vector itself: norm, id, document, row, position, 4 bytes each.
+BYTES_BESIDE = 20
+
+
+class ActivationExtractionParams(serializers.Serializer):
+    model = ArtifactField("model", help_text="The model to run.")
+    corpus = serializers.CharField(
+        max_length=300,
+        default="english",
+        help_text="`english` (built in) or the path of a UTF-8 text file under MISTUDIO_IMPORT_ROOTS, "
+        "whose paragraphs (blank lines between) are the documents.",
+    )
+    sites = SiteField(
+        many=True, allow_empty=False, max_length=64, help_text="Where to read: blocks and places."
+    )
+    context_size = serializers.IntegerField(
+        min_value=2,
+        max_value=131_072,
+        default=128,
+        help_text="Longest row in tokens; longer documents are cut.",
+    )
+    max_tokens = serializers.IntegerField(
+        min_value=256, max_value=10**11, default=1_000_000, help_text="Tokens to read, at most."
+    )
+    batch_size = serializers.IntegerField(
+        min_value=1, max_value=4096, default=16, help_text="Rows per forward pass."
+    )
+    dtype = serializers.ChoiceField(
+        choices=("float32", "float16", "bfloat16"),
+        default="bfloat16",
+        help_text="Type of the stored vectors.",
+    )
+    exclude_special = serializers.BooleanField(
+        default=True, help_text="Leave out vectors at special tokens (BOS, EOS, padding), by their ids."
+    )
+    prepend_bos = serializers.BooleanField(
+        default=True,
+        help_text="Begin each row with BOS where the tokenizer has one; its huge vector is left out then.",
+    )
+
+    def validate_corpus(self, value: str) -> str:
+        if value != "english":
+            corpus_file(value)
+        return value
+
+    def validate_sites(self, sites: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        if other := sorted({site["site"] for site in sites} - set(OFFERED_SITES)):
+            raise serializers.ValidationError(f"{', '.join(other)}: offered are {', '.join(OFFERED_SITES)}.")
+        if len({(site["block"], site["site"]) for site in sites}) < len(sites):
+            raise serializers.ValidationError("A site is named twice.")
+        return sites
+
+
+class Kind(JobKind):
+    label = "Extract activations"
+    stage = "activations"
+    description = "Run the model over text and store the vectors at chosen sites, one per token, in shards."
+    makes = ("activations",)
+    example = {
+        "model": "smollm2-135m-instruct",
+        "sites": [{"block": 4, "site": "resid_post"}],
+        "max_tokens": 24_000,
+        "context_size": 64,
+    }
+    Params = ActivationExtractionParams
+
+    def check(self, params: Mapping[str, Any], inputs: Mapping[str, Input]) -> None:
+        if "model" not in inputs:
+            return
+        manifest, errors = inputs["model"].manifest, {}
+        if over := [site["block"] for site in params["sites"] if site["block"] >= manifest["n_layers"]]:
+            errors["sites"] = [
+                f"Block {over[0]} does not exist: the model has blocks 0 to {manifest['n_layers'] - 1}."
+            ]
+        limit = manifest.get("max_positions")
+        if limit is not None and params["context_size"] > limit:
+            sentence = "A context of {} tokens is over the limit of {} that {} was made for."
+            errors["context_size"] = [sentence.format(params["context_size"], limit, inputs["model"].name)]
+        if errors:
+            raise serializers.ValidationError(errors)
+
+    def estimate(self, params: Mapping[str, Any], inputs: Mapping[str, Input]) -> Estimate:
+        from jobs.interp import sizes
+
+        manifest, on_cpu = inputs["model"].manifest, runs_on_cpu()
+        width, sites = manifest["d_model"], len(params["sites"])
+        tokens = params["batch_size"] * params["context_size"]
+        stored = width * sizes.WIDTHS[params["dtype"]] + BYTES_BESIDE
+        parts = {
+            "model": sizes.model_bytes(manifest, on_cpu=on_cpu),
+            "forward": sizes.forward_bytes(manifest, tokens, on_cpu=on_cpu) + sites * tokens * width * 4,
+        }
+        # On a CPU the shard being filled and the corpus lie in the same memory; on a card CUDA takes its
+        # share.
+        parts |= {"shard": 16_384 * sites * width * 10} if on_cpu else {"cuda": sizes.CUDA_BYTES}
+        return Estimate.of(parts, disk_bytes=params["max_tokens"] * (sites * stored + 9))
+
+    def run(self, context: Context, params: Mapping[str, Any]) -> dict[str, Any]:
+        from jobs.interp import activations, corpora, files, models, tokens
+        from jobs.interp.site import Site
+
+        source = context.input("model")
+        model = models.load(
+            source.path,
+            device=context.device,
+            dtype=models.compute_dtype(source.manifest["dtype"], context.device),
+            name=source.name,
+        )
+        model.require_context(params["context_size"])
+        context.report(0, params["max_tokens"], "tokens", stage="corpus")
+        corpus = corpora.open_corpus(params["corpus"])
+        bos = model.bos_id if params["prepend_bos"] else None
+        rows = tokens.rows_of(
+            corpus.documents,
+            model.tokenizer,
+            params["context_size"],
+            max_tokens=params["max_tokens"],
+            bos_id=bos,
+        )
+        recipe = activations.Recipe(
+            tuple(Site(**site) for site in params["sites"]), params["dtype"], params["exclude_special"]
+        )
+        work = context.checkpoints / "activations"  # shards finished by an earlier attempt are found here
+        summary = activations.extract(
+            model,
+            rows,
+            recipe,
+            work,
+            batch_size=params["batch_size"],
+            on_progress=progress(context),
+            should_stop=context.should_stop,
+        )
+        manifest = summary | {
+            "model_artifact": source.id,
+            "model": facts_of(source),
+            "corpus": {"name": corpus.name, "sha256": corpus.sha256, "documents": len(corpus.documents)},
+            "prepend_bos": bos is not None,
+            "pad": model.pad.source,
+        }
+        files.link_tree(
+            work, context.artifact("activations", name_of(source.name, corpus.name, recipe.sites), manifest)
+        )
+        files.remove(work)
+        return manifest
+
+
+def facts_of(model: Input) -> dict[str, Any]:
+    """What those who read the activations must know of the model."""
+    kept = (
+        "repository",
+        "revision",
+        "weights_sha256",
+        "parameters",
+        "dtype",
+        "d_model",
+        "d_vocab",
+        "n_layers",
+    )
+    return {"name": model.name} | {key: model.manifest.get(key) for key in kept}
+
+
+def progress(context: Context) -> Any:
+    def report(done: int, total: int, metrics: Mapping[str, float]) -> None:
+        context.report(
+            done, total, "tokens", stage="extract", message=f"{metrics['tokens_per_s']:.0f} tokens/s"
+        )
+        context.metric(done, **metrics)
+
+    return report
+
+
+def name_of(model: str, corpus: str, sites: Sequence[Any]) -> str:
+    """`smollm2-135m-instruct-english-b4`; places other than resid_post are spelled out."""
+    places = [f"b{site.block}" + ("" if site.site == "resid_post" else f".{site.site}") for site in sites[:4]]
+    return "-".join([model.rpartition("/")[2], Path(corpus).stem, *places])[:120].replace(" ", "_")
+
+
+def corpus_file(path: str) -> Path:
+    """The text file at `path`, or a `ValidationError` that says which folders jobs may read."""
+    from django.conf import settings
+
+    from jobs.interp.errors import Unusable
+    from jobs.interp.paths import inside
+
+    try:
+        file = inside(path, settings.MISTUDIO_IMPORT_ROOTS)
+    except Unusable as error:
+        raise serializers.ValidationError(str(error)) from error
+    if not file.is_file():
+        raise serializers.ValidationError(f"{path} is not a file.")
+    return file
+
+
+def runs_on_cpu() -> bool:
+    """Whether the mathematics runs on the CPU whatever the card, so that its memory is the host's."""
+    from django.conf import settings
+
+    return settings.MISTUDIO_GPU_BACKEND == "simulated" or settings.MISTUDIO_TORCH_DEVICE == "cpu"

@@ -1,0 +1,261 @@
+"""Readers under supervision: what a driver may do to us, and what it costs the other cards."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpus import backends, readers
+from gpus.backends.base import BackendUnavailable, CardLost
+from gpus.backends.simulated import SimulatedBackend, stat
+from gpus.readers import CardHung, Readers, ReadFailed
+from gpus.sampling import FAILURES_TO_LOSE, Sampler, in_pci_order
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+@pytest.fixture
+def spec(home: Path, monkeypatch: pytest.MonkeyPatch) -> backends.Spec:
+    monkeypatch.setattr(readers, "MODULE", "tests.gpus.stub_reader")
+    monkeypatch.setattr(readers, "CALL_SECONDS", 0.5)
+    return {"backend": "simulated", "host": "vm", "home": str(home), "sizes": [2**30, 2**30, 2**30]}
+
+
+@pytest.fixture
+def uuids(spec: backends.Spec) -> list[str]:
+    return list(SimulatedBackend(spec["home"], spec["host"], spec["sizes"]).cards)
+
+
+@pytest.fixture
+async def pool(spec: backends.Spec) -> AsyncIterator[Readers]:
+    pool = Readers(spec)
+    yield pool
+    await pool.close()
+
+
+@pytest.fixture
+async def sampler(spec: backends.Spec) -> AsyncIterator[Sampler]:
+    sampler = Sampler(spec)
+    await sampler.discover()
+    yield sampler
+    await sampler.close()
+
+
+def pid_of(pool: Readers) -> int:
+    assert pool.shared.process
+    return pool.shared.process.pid
+
+
+async def test_it_replaces_a_reader_whose_call_hangs(pool: Readers, uuids: list[str], home: Path) -> None:
+    await pool.call("read", uuids[0])
+    first = pid_of(pool)
+    (home / f"hang-{uuids[1]}").touch()
+    start = time.monotonic()
+    with pytest.raises(CardHung):
+        await pool.call("read", uuids[1])
+    assert time.monotonic() - start < 1.0
+    assert stat(first) is None
+    assert (await pool.call("read", uuids[0]))["memory_total_bytes"] == 2**30
+    assert pid_of(pool) != first
+
+
+async def test_a_card_that_hung_gets_a_reader_of_its_own_and_comes_back(
+    pool: Readers, uuids: list[str], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hang = home / f"hang-{uuids[1]}"
+    hang.touch()
+    with pytest.raises(CardHung):
+        await pool.call("read", uuids[1])
+    await pool.call("read", uuids[0])
+    shared = pid_of(pool)
+    with pytest.raises(CardHung):
+        await pool.call("read", uuids[1])
+    assert pool.alone(uuids[1])
+    assert pid_of(pool) == shared  # the second hang cost the others nothing
+    hang.unlink()
+    assert await pool.call("read", uuids[1])
+    monkeypatch.setattr(readers, "PROVEN_SECONDS", 0.0)
+    assert await pool.call("read", uuids[1])
+    assert not pool.alone(uuids[1])
+
+
+async def test_it_tells_lost_unavailable_and_failed_apart(
+    pool: Readers, uuids: list[str], home: Path
+) -> None:
+    (home / f"lost-{uuids[0]}").touch()
+    with pytest.raises(CardLost, match="bus"):
+        await pool.call("read", uuids[0])
+    (home / "unavailable").touch()
+    with pytest.raises(BackendUnavailable, match="changed") as caught:
+        await pool.call("list")
+    assert caught.value.repair == "Reboot."
+    with pytest.raises(ReadFailed, match="unknown call"):
+        await pool.call("dance")
+
+
+async def test_a_reader_that_dies_is_started_again(pool: Readers, uuids: list[str], home: Path) -> None:
+    (home / "die").touch()
+    with pytest.raises(ReadFailed, match="ended"):
+        await pool.call("read", uuids[0])
+    (home / "die").unlink()
+    assert await pool.call("read", uuids[0])
+
+
+async def test_a_reader_starts_fast_and_without_django(
+    spec: backends.Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "MODULE", "gpus.reader")
+    monkeypatch.setattr(readers, "CALL_SECONDS", 5)
+    pool = Readers(spec)
+    start = time.monotonic()
+    assert len(await pool.call("list")) == 3
+    took = time.monotonic() - start
+    maps = Path(f"/proc/{pid_of(pool)}/statm").read_text().split()
+    await pool.close()
+    assert took < 1.0
+    assert int(maps[1]) * os.sysconf("SC_PAGE_SIZE") < 40 * 2**20
+
+
+async def test_a_reader_ends_with_its_parent_even_in_a_hung_call(
+    child: Any, home: Path, uuids: list[str]
+) -> None:
+    (home / "hang").touch()
+    code = f"""
+import json, subprocess, sys, time
+spec = {{"backend": "simulated", "host": "vm", "home": {str(home)!r}, "sizes": [1]}}
+reader = subprocess.Popen([sys.executable, "-m", "tests.gpus.stub_reader", json.dumps(spec)],
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+reader.stdout.readline()
+reader.stdin.write(b'{{"call": "list"}}\\n'); reader.stdin.flush()
+print("ready", flush=True)
+time.sleep(60)
+"""
+    parent = child(code)
+    reader = int(Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()[0])
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 3
+    while (known := stat(reader)) and known.state != "Z" and time.monotonic() < deadline:
+        await asyncio.sleep(0.02)
+    assert known is None or known.state == "Z"
+
+
+# The sweep
+
+
+async def test_a_hung_card_gets_an_error_and_the_others_are_read(
+    sampler: Sampler, uuids: list[str], home: Path
+) -> None:
+    (home / f"hang-{uuids[1]}").touch()
+    await sampler.sweep(with_processes=True)
+    cards = sampler.cards
+    assert "did not answer" in cards[uuids[1]].error
+    assert cards[uuids[1]].sampled_at is None
+    assert not cards[uuids[1]].lost
+    assert cards[uuids[0]].sampled_at
+    assert cards[uuids[2]].sampled_at
+    start = time.monotonic()
+    await sampler.sweep(with_processes=False)
+    assert time.monotonic() - start < 0.45  # it has its own reader now
+
+
+async def test_a_card_that_keeps_hanging_is_lost_and_recovers(
+    sampler: Sampler, uuids: list[str], home: Path
+) -> None:
+    hang = home / f"hang-{uuids[1]}"
+    hang.touch()
+    for _ in range(FAILURES_TO_LOSE):
+        await sampler.read(uuids[1], with_processes=False)
+    assert sampler.cards[uuids[1]].lost
+    hang.unlink()
+    await sampler.read(uuids[1], with_processes=False)
+    card = sampler.cards[uuids[1]]
+    assert (card.lost, card.error) == (False, "")
+
+
+async def test_a_card_that_the_driver_calls_lost_is_lost_at_once(
+    sampler: Sampler, uuids: list[str], home: Path
+) -> None:
+    (home / f"lost-{uuids[2]}").touch()
+    await sampler.sweep(with_processes=True)
+    assert [card.lost for card in sampler.cards.values()] == [False, False, True]
+
+
+async def test_it_keeps_known_cards_while_the_driver_is_away(sampler: Sampler, home: Path) -> None:
+    (home / "unavailable").touch()
+    await sampler.discover()
+    assert sampler.backend_error == "The driver changed. Reboot."
+    assert not sampler.listed
+    assert len(sampler.cards) == 3
+    await sampler.sweep(with_processes=True)
+    (home / "unavailable").unlink()
+    await sampler.discover()
+    assert (sampler.backend_error, sampler.listed) == ("", True)
+
+
+async def test_g04_it_finds_cards_that_the_driver_reports_later(
+    sampler: Sampler, uuids: list[str], home: Path
+) -> None:
+    gone = [home / f"gone-{uuid}" for uuid in uuids]
+    for file in gone:
+        file.touch()
+    await sampler.discover()
+    assert sampler.cards == {}
+    await sampler.sweep(with_processes=True)
+    for file in gone:
+        file.unlink()
+    await sampler.discover()
+    assert list(sampler.cards) == uuids
+
+
+async def test_a_reading_that_is_not_a_number_becomes_null(
+    sampler: Sampler, uuids: list[str], home: Path
+) -> None:
+    (home / "odd").touch()
+    await sampler.sweep(with_processes=False)
+    assert sampler.cards[uuids[0]].reading["power_draw_watts"] is None
+
+
+async def test_a_card_that_lists_no_processes_is_read_all_the_same(
+    sampler: Sampler, uuids: list[str], home: Path
+) -> None:
+    (home / "no-list").touch()
+    for _ in range(FAILURES_TO_LOSE):
+        await sampler.sweep(with_processes=True)
+    card = sampler.cards[uuids[0]]
+    assert card.sampled_at
+    assert "insufficient permissions" in card.error
+    assert not card.lost
+    assert await sampler.fresh(uuids[0], 1.0) is None  # its list is what a fresh answer is asked for
+
+
+async def test_fresh_answers_at_once_or_not_at_all(sampler: Sampler, uuids: list[str], home: Path) -> None:
+    fresh = await sampler.fresh(uuids[0], 1.0)
+    assert fresh
+    assert fresh.processes_at
+    (home / f"hang-{uuids[1]}").touch()
+    start = time.monotonic()
+    assert await sampler.fresh(uuids[1], 0.2) is None
+    assert time.monotonic() - start < 0.4
+    await asyncio.sleep(0.6)
+    answers = await asyncio.gather(*(sampler.fresh(uuids[1], 0.1) for _ in range(20)))
+    assert answers == [None] * 20
+    assert len(sampler.late) == 1  # they wait for one question, not in a row for twenty
+    assert await sampler.fresh(uuids[0], 1.0)
+
+
+def test_cards_are_numbered_by_pci_address() -> None:
+    infos = [
+        {"uuid": uuid, "pci_bus_id": bus, "index": i}
+        for i, (uuid, bus) in enumerate((("b", "00:81"), ("a", "00:0A")))
+    ]
+    assert [(info["uuid"], info["index"]) for info in in_pci_order(infos)] == [("a", 0), ("b", 1)]

@@ -1,0 +1,202 @@
+"""Forms drawn from `Params`: a widget for every field, errors at the field, the card picker."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shlex
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.http import QueryDict
+from django.test import Client
+
+from gpus.models import Gpu
+from jobs import registry
+from jobs.models import Artifact, Job, Status
+from monitor.forms import KindForm
+from tests.conftest import make_card
+
+KINDS = registry.all_kinds()
+
+
+def signed_in(user: User) -> Client:
+    client = Client()
+    client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
+    return client
+
+
+def form_of(user: User, kind: str, **typed: str) -> KindForm:
+    data = QueryDict(mutable=True)
+    data.update({"name": "", **typed})
+    return KindForm(kind, user, data, "http://here/")
+
+
+# The registry -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.needs_gpu != "never"])
+def test_every_kind_that_may_need_a_card_lets_people_choose_it(name: str, alice: User, three_cards: list[Gpu]) -> None:
+    for path in (f"/new/{name}/", f"/new/{name}/fit/"):
+        page = signed_in(alice).get(path).content.decode()
+        offered = re.findall(r'<input type="radio" name="gpu" value="([^"]+)"', page)
+        assert offered == ["auto", *(gpu.uuid for gpu in three_cards)]
+
+
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.needs_gpu == "never"])
+def test_a_kind_without_a_card_says_so(name: str, alice: User, three_cards: list[Gpu]) -> None:
+    page = signed_in(alice).get(f"/new/{name}/").content.decode()
+    assert 'name="gpu"' not in page
+    assert "needs no card" in page
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_parameter_has_a_widget(name: str, alice: User, db: None) -> None:
+    page = signed_in(alice).get(f"/new/{name}/").content.decode()
+    for parameter in KINDS[name].Params().fields:
+        assert re.search(rf'name="{parameter}(\.block)?"', page), parameter
+
+
+def test_kinds_are_offered_by_stage(alice: User) -> None:
+    page = signed_in(alice).get("/new/").content.decode()
+    places = [page.index(f"/new/{name}/") for name in KINDS]
+    assert places == sorted(places)
+
+
+# What is typed ------------------------------------------------------------------------------------------
+def test_numbers_as_people_write_them(alice: User) -> None:
+    typed = {"activations": "a", "d_sae": "16 384", "k": "32", "lr": "3e-4", "tokens": "1e6"}
+    data = form_of(alice, "sae_training", **typed).data()
+    assert (data["d_sae"], data["k"], data["tokens"]) == (16384, 32, 1_000_000)
+    assert data["lr"] == "3e-4"
+
+
+def test_what_is_left_empty_is_left_to_the_default_or_to_null(alice: User) -> None:
+    data = form_of(alice, "sae_training", activations="a", d_sae="", tokens="", aux_k="").data()
+    assert "d_sae" not in data
+    assert "tokens" not in data
+    assert data["aux_k"] is None
+
+
+def test_sites_are_rows(alice: User) -> None:
+    typed = QueryDict("name=&sites.block=4&sites.site=resid_post&sites.block=&sites.site=resid_post&model=m")
+    data = KindForm("activation_extraction", alice, typed, "/").data()
+    assert data["sites"] == [{"block": "4", "site": "resid_post"}]
+
+
+def test_errors_stand_at_the_field_and_what_was_typed_stays(alice: User, three_cards: list[Gpu]) -> None:
+    typed = {"name": "mine", "steps": "-5", "seconds_per_step": "soon", "gpu": three_cards[1].uuid}
+    answer = signed_in(alice).post("/new/rehearsal/", typed)
+    page = answer.content.decode()
+    assert answer.status_code == 400
+    assert not Job.objects.exists()
+    field = page[page.index('id="f-steps"') :]
+    assert 'value="-5"' in field[:200]
+    assert 'aria-invalid="true"' in field[:200]
+    assert "greater than or equal to 0" in field[:600]
+    assert "0 to 100" in field[:700]
+    assert 'value="soon"' in page
+    assert 'value="mine"' in page
+    assert re.search(rf'value="{three_cards[1].uuid}" checked', page)
+
+
+def test_a_field_with_an_error_is_not_hidden_under_more(alice: User, three_cards: list[Gpu]) -> None:
+    page = signed_in(alice).post("/new/rehearsal/", {"name": "", "children": "9"}).content.decode()
+    assert page.index('id="f-children"') < page.index("<summary>More</summary>")
+
+
+def test_a_good_form_queues_the_job_on_the_named_card(alice: User, three_cards: list[Gpu]) -> None:
+    typed = {"name": "mine", "steps": "7", "on_card": "true", "gpu": three_cards[1].uuid}
+    answer = signed_in(alice).post("/new/rehearsal/", typed)
+    job = Job.objects.get()
+    assert answer.url == f"/jobs/{job.pk}/"
+    assert (job.name, job.params["steps"], job.gpu_request) == ("mine", 7, three_cards[1].uuid)
+
+
+def test_an_unknown_card_is_refused_at_the_picker(alice: User, three_cards: list[Gpu]) -> None:
+    typed = {"name": "", "on_card": "true", "gpu": "GPU-ffffffff-0000-0000-0000-000000000000"}
+    answer = signed_in(alice).post("/new/rehearsal/", typed)
+    page = answer.content.decode()
+    assert answer.status_code == 400
+    assert "No card has this UUID." in page[page.index('id="place"') :]
+    assert not Job.objects.exists()
+
+
+def test_run_again_begins_with_the_old_parameters(alice: User, bob: User, three_cards: list[Gpu]) -> None:
+    old = Job.objects.create(kind="rehearsal", owner=alice, params={"steps": 77, "deaf": True})
+    assert 'value="77"' in signed_in(alice).get(f"/new/rehearsal/?again={old.pk}").content.decode()
+    assert 'value="77"' not in signed_in(bob).get(f"/new/rehearsal/?again={old.pk}").content.decode()
+    assert signed_in(alice).get("/new/rehearsal/?again=nonsense").status_code == 200
+
+
+# Inputs -------------------------------------------------------------------------------------------------
+def options(page: str, name: str) -> list[str]:
+    select = re.search(rf'<select id="f-{name}".*?</select>', page, re.DOTALL)[0]
+    return re.findall(r'<option value="([^"]*)"', select)
+
+
+def test_inputs_offer_artifacts_and_the_jobs_that_will_make_them(alice: User, bob: User) -> None:
+    mine = Artifact.objects.create(type="activations", name="mine", owner=alice)
+    his = Artifact.objects.create(type="activations", name="his", owner=bob)
+    shared = Artifact.objects.create(type="activations", name="shared", owner=bob, shared=True)
+    other = Artifact.objects.create(type="model", name="a model", owner=alice)
+    coming = Job.objects.create(kind="activation_extraction", owner=alice, params={})
+    over = Job.objects.create(kind="activation_extraction", owner=alice, params={}, status=Status.FAILED)
+    offered = options(signed_in(alice).get("/new/sae_training/").content.decode(), "activations")
+    assert {str(mine.pk), str(shared.pk), f"job:{coming.pk}"} <= set(offered)
+    assert not {str(his.pk), str(other.pk), f"job:{over.pk}"} & set(offered)
+
+
+def test_a_link_from_a_finished_job_names_its_result(alice: User) -> None:
+    job = Job.objects.create(kind="activation_extraction", name="layer 4", owner=alice, status=Status.SUCCEEDED)
+    page = signed_in(alice).get(f"/new/sae_training/?activations=job:{job.pk}").content.decode()
+    assert f'<option value="job:{job.pk}" selected>the result of layer 4' in page
+
+
+# Where --------------------------------------------------------------------------------------------------
+def picker(page: str) -> dict[str, str]:
+    return dict(re.findall(r'name="gpu" value="([^"]+)"(.*?)</label>', page, re.DOTALL))
+
+
+def test_a_card_that_can_never_hold_the_job_is_disabled_with_the_reason(alice: User, three_cards: list[Gpu]) -> None:
+    big = make_card(three_cards[0].host, 3, 80, 80)
+    typed = {"name": "", "on_card": "true", "estimate_mib": str(40 * 1024), "gpu": "auto"}
+    offered = picker(signed_in(alice).post("/new/rehearsal/fit/", typed).content.decode())
+    assert "disabled" in offered[three_cards[0].uuid]
+    assert "this card can give" in offered[three_cards[0].uuid]
+    assert "disabled" not in offered[big.uuid]
+    assert ">now<" in offered[big.uuid]
+    assert f"card {big.index} now" in offered["auto"]
+
+
+def test_a_chosen_card_stays_chosen_even_where_the_job_cannot_go(alice: User, three_cards: list[Gpu]) -> None:
+    """A disabled radio is not sent, and "auto" in its place would be a swap."""
+    typed = {"name": "", "on_card": "true", "estimate_mib": str(40 * 1024), "gpu": three_cards[0].uuid}
+    offered = picker(signed_in(alice).post("/new/rehearsal/fit/", typed).content.decode())
+    assert " checked" in offered[three_cards[0].uuid]
+    assert "disabled" not in offered[three_cards[0].uuid]
+    answer = signed_in(alice).post("/new/rehearsal/", typed)
+    assert answer.status_code == 400
+    assert not Job.objects.exists()
+
+
+def test_a_form_that_is_half_filled_shows_the_cards(alice: User, three_cards: list[Gpu]) -> None:
+    page = signed_in(alice).post("/new/sae_training/fit/", {"name": "", "d_sae": "many"}).content.decode()
+    assert "known once the fields are filled in" in page
+    assert page.count('name="gpu"') == 4
+
+
+def test_parameters_that_need_no_card_say_so(alice: User, three_cards: list[Gpu]) -> None:
+    page = signed_in(alice).post("/new/rehearsal/fit/", {"name": ""}).content.decode()
+    assert "With these parameters it needs no card." in page
+
+
+def test_copy_as_curl_is_the_same_request(alice: User, three_cards: list[Gpu]) -> None:
+    typed = {"name": "it's mine", "steps": "7", "on_card": "true", "gpu": three_cards[1].uuid}
+    page = signed_in(alice).post("/new/rehearsal/fit/", typed).content.decode()
+    command = html.unescape(re.search(r'<pre id="curl">(.*?)</pre>', page, re.DOTALL)[1])
+    words = shlex.split(command.replace("\\\n", " "))
+    body: dict[str, Any] = json.loads(words[-1])
+    assert words[:4] == ["curl", "-X", "POST", "http://testserver/api/v1/jobs/rehearsal/"]
+    assert (body["steps"], body["gpu"], body["name"]) == (7, three_cards[1].uuid, "it's mine")
+    assert body["on_card"] is True

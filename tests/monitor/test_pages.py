@@ -1,0 +1,299 @@
+"""The pages as Django renders them: who sees what, and a face for every odd state."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.contrib.staticfiles import finders
+from django.test import Client
+from django.utils import timezone
+
+from gpus.models import Gpu, Host
+from jobs.models import Artifact, Attempt, Job, JobMetric, Status
+from tests.conftest import make_card
+
+NULLS = {"memory_total_bytes": None, "memory_free_bytes": None, "memory_used_bytes": None}
+
+
+def page_of(user: User, path: str, status: int = 200) -> str:
+    client = Client()
+    client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
+    answer = client.get(path)
+    assert answer.status_code == status, f"{path}: {answer.status_code}"
+    return answer.content.decode()
+
+
+def text_of(html: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
+
+
+def make_job(owner: User, **fields: Any) -> Job:
+    return Job.objects.create(kind="rehearsal", owner=owner, params={"steps": 3}, **fields)
+
+
+# Who gets in --------------------------------------------------------------------------------------------
+PATHS = ["/", "/parts/", "/jobs/", "/jobs/rows/", "/new/", "/new/rehearsal/"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_pages_want_a_login(path: str, db: None) -> None:
+    answer = Client().get(path)
+    assert answer.status_code == 302
+    assert answer.url.startswith("/signin/")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_page_for_everybody(path: str, alice: User, staff: User, three_cards: list[Gpu]) -> None:
+    for user in (alice, staff):
+        assert "None" not in text_of(page_of(user, path))
+
+
+def test_admin_is_offered_to_staff_alone(alice: User, staff: User) -> None:
+    assert "/admin/" not in page_of(alice, "/jobs/")
+    assert "/admin/" in page_of(staff, "/jobs/")
+
+
+def test_an_unknown_address_has_a_page(alice: User) -> None:
+    assert "Nothing is here" in page_of(alice, "/nothing/", 404)
+    assert "Nothing is here" in page_of(alice, "/new/no_such_kind/", 404)
+
+
+@pytest.mark.parametrize("path", [*PATHS, "job"])
+def test_no_inline_script_and_no_inline_handler(path: str, alice: User, three_cards: list[Gpu]) -> None:
+    html = page_of(alice, f"/jobs/{make_job(alice).pk}/" if path == "job" else path)
+    scripts = re.findall(r"<script\b[^>]*>", html)
+    assert all('src="' in tag or 'type="application/json"' in tag for tag in scripts)
+    assert not re.search(r"<[^>]+\son[a-z]+\s*=", html)
+    assert "javascript:" not in html
+
+
+# Monitor ------------------------------------------------------------------------------------------------
+def test_unknown_readings_are_dashes_never_zero(alice: User, living_host: Host) -> None:
+    make_card(living_host, 0, reading={}, memory_total_bytes=None)
+    html = page_of(alice, "/")
+    shown = dict(re.findall(r'data-field="(\w+)"[^>]*>([^<]*)<', html[html.index("data-card") :]))
+    assert shown["utilization_gpu_percent"] == "–"
+    assert shown["temperature_celsius"] == "–"
+    assert shown["power_draw_watts"] == "–"
+    assert shown["memory_used_bytes"] == "–"
+
+
+@pytest.mark.parametrize(("count", "lines"), [(1, False), (8, False), (9, True), (64, True)])
+def test_from_nine_cards_on_rows_are_lines(count: int, lines: bool, alice: User, living_host: Host) -> None:
+    for index in range(count):
+        make_card(living_host, index, uuid=f"GPU-00000000-0000-0000-0000-{index:012d}")
+    html = page_of(alice, "/")
+    assert html.count("data-card=") == count
+    assert ('class="rows lines"' in html) is lines
+    assert f"<b data-field=\"readable_count\">{count}</b>" in html
+
+
+def test_a_lost_card_says_so_and_shows_no_old_numbers(alice: User, living_host: Host) -> None:
+    now = timezone.now()
+    make_card(living_host, 0, lost_at=now, last_seen_at=now - timedelta(minutes=9), error="NVML: GPU is lost")
+    text = text_of(page_of(alice, "/"))
+    assert "lost · 9 min" in text
+    assert "Card 0 of alpha was lost 9 min ago." in text
+    assert "NVML: GPU is lost. The card returns by itself when it answers again." in text
+    assert "24.0 free" not in text
+
+
+def test_a_silent_agent_is_said_once(alice: User, three_cards: list[Gpu]) -> None:
+    Host.objects.update(agent_seen_at=timezone.now() - timedelta(minutes=5))
+    text = text_of(page_of(alice, "/"))
+    assert text.count("The agent of alpha was last heard 5 min ago.") == 1
+
+
+def test_no_card_names_the_cause_and_the_repair(alice: User, living_host: Host) -> None:
+    living_host.backend_error = "libnvidia-ml.so.1 is missing. Install the driver: apt install nvidia-driver"
+    living_host.save()
+    text = text_of(page_of(alice, "/"))
+    assert "No card of alpha can be read." in text
+    assert "apt install nvidia-driver" in text
+
+
+def test_before_any_agent_the_page_says_how_to_start_one(alice: User) -> None:
+    assert "No host is known yet." in text_of(page_of(alice, "/"))
+
+
+def test_simulated_cards_are_labelled(alice: User, living_host: Host) -> None:
+    make_card(living_host, 0, simulated=True)
+    assert ">simulated<" in page_of(alice, "/")
+
+
+def test_names_of_cards_and_jobs_are_escaped(alice: User, living_host: Host) -> None:
+    make_card(living_host, 0, name="<img src=x>", note="<b>bold</b>")
+    make_job(alice, name="<script>alert(1)</script>")
+    for path in ("/", "/jobs/"):
+        html = page_of(alice, path)
+        assert "<img" not in html
+        assert "<b>bold" not in html
+        assert "<script>alert" not in html
+
+
+def test_the_queue_says_why_not_now(alice: User, three_cards: list[Gpu]) -> None:
+    make_job(alice, name="second", waiting_for={"reason": "lease", "detail": "after first", "eta_seconds": 2280})
+    text = text_of(page_of(alice, "/"))
+    assert "second" in text
+    assert "after first, about 38 min" in text
+
+
+def test_a_removed_card_leaves_the_monitor(alice: User, three_cards: list[Gpu]) -> None:
+    Gpu.objects.filter(index=1).update(removed_at=timezone.now())
+    assert page_of(alice, "/").count("data-card=") == 2
+
+
+def test_the_monitor_fits_in_250_kilobytes(alice: User, three_cards: list[Gpu]) -> None:
+    html = page_of(alice, "/")
+    files = re.findall(r'(?:src|href)="/static/([^"]+)"', html)
+    assert any("uPlot" in name for name in files)
+    bodies = [html.encode()] + [open(finders.find(name), "rb").read() for name in files]
+    assert sum(len(gzip.compress(body)) for body in bodies) <= 250_000
+
+
+# Jobs ---------------------------------------------------------------------------------------------------
+def test_an_empty_list_says_what_to_do_first(alice: User) -> None:
+    assert "model download" in text_of(page_of(alice, "/jobs/"))
+    assert "No job is like that." in text_of(page_of(alice, "/jobs/?status=failed"))
+
+
+def test_filters_of_the_list(alice: User, bob: User) -> None:
+    make_job(alice, name="hers", status=Status.FAILED)
+    make_job(bob, name="his")
+    assert "his" in page_of(alice, "/jobs/rows/")
+    assert "his" not in page_of(alice, "/jobs/rows/?mine=1")
+    assert "hers" not in page_of(alice, "/jobs/rows/?status=queued")
+    assert "hers" in page_of(alice, "/jobs/rows/?status=failed&kind=rehearsal")
+    assert "hers" not in page_of(alice, "/jobs/rows/?kind=sae_training")
+
+
+def test_more_than_a_page_is_loaded_on_request(alice: User) -> None:
+    for number in range(53):
+        make_job(alice, name=f"job {number}")
+    first = page_of(alice, "/jobs/rows/")
+    assert first.count("<tr id=") == 50
+    address = re.search(r'hx-get="([^"]+)"', first)[1]
+    rest = page_of(alice, address)
+    assert rest.count("<tr id=") == 3
+    assert "Load more" not in rest
+
+
+def test_rows_by_id_and_by_nonsense(alice: User) -> None:
+    job = make_job(alice)
+    assert page_of(alice, f"/jobs/rows/?ids={job.pk},nonsense").count("<tr id=") == 1
+    assert page_of(alice, "/jobs/rows/?from=-1&status=none") is not None
+
+
+# One job ------------------------------------------------------------------------------------------------
+@pytest.fixture
+def failed(alice: User, three_cards: list[Gpu]) -> Job:
+    job = make_job(
+        alice,
+        name="broken",
+        status=Status.FAILED,
+        failure_reason="out_of_memory",
+        error="The card had 1.2 GiB free and 3.4 GiB were needed.",
+        hint="Try batch_size 8.",
+        traceback="Traceback: torch.OutOfMemoryError",
+        gpu_uuids=[three_cards[1].uuid],
+        gpu_uuid=three_cards[1].uuid,
+        attempt=1,
+        started_at=timezone.now() - timedelta(seconds=90),
+        finished_at=timezone.now(),
+    )
+    Attempt.objects.create(job=job, number=1, host=three_cards[0].host, gpu_uuids=job.gpu_uuids, gpu_names=["Card"])
+    return job
+
+
+def test_a_failed_job_leads_with_its_sentence_and_offers_a_retry(alice: User, staff: User, failed: Job) -> None:
+    for user in (alice, staff):
+        text = text_of(page_of(user, f"/jobs/{failed.pk}/"))
+        assert "The card had 1.2 GiB free and 3.4 GiB were needed. Try batch_size 8." in text
+        assert "torch.OutOfMemoryError" in text
+        assert "same card: 1 Card 24 GiB" in text
+        assert "card 0 · Card 24 GiB" in text
+
+
+def test_others_see_the_reduced_form(bob: User, failed: Job) -> None:
+    html = page_of(bob, f"/jobs/{failed.pk}/")
+    assert "broken" in html
+    assert "out of memory" in html
+    for hidden in ("1.2 GiB", "batch_size 8", "OutOfMemoryError", "Retry", "id=\"log\"", "steps"):
+        assert hidden not in html, hidden
+
+
+def test_others_can_do_nothing_to_it(bob: User, failed: Job) -> None:
+    client = Client()
+    client.force_login(bob, backend="django.contrib.auth.backends.ModelBackend")
+    for verb in ("cancel", "retry"):
+        assert client.post(f"/jobs/{failed.pk}/{verb}/").status_code == 404
+    assert client.get(f"/jobs/{failed.pk}/points/").status_code == 404
+
+
+def test_retry_makes_a_new_job_on_the_card_that_was_chosen(alice: User, failed: Job, three_cards: list[Gpu]) -> None:
+    client = Client()
+    client.force_login(alice, backend="django.contrib.auth.backends.ModelBackend")
+    answer = client.post(f"/jobs/{failed.pk}/retry/", {"gpu": three_cards[2].uuid})
+    again = Job.objects.get(retry_of=failed)
+    assert answer.url == f"/jobs/{again.pk}/"
+    assert again.gpu_request == three_cards[2].uuid
+    client.post(f"/jobs/{again.pk}/cancel/")
+    again.refresh_from_db()
+    assert again.status == Status.CANCELLED
+
+
+def test_a_verb_too_late_says_so(alice: User, failed: Job) -> None:
+    client = Client()
+    client.force_login(alice, backend="django.contrib.auth.backends.ModelBackend")
+    answer = client.post(f"/jobs/{failed.pk}/cancel/", follow=True)
+    assert "ended already" in answer.content.decode()
+
+
+def test_cancel_says_what_it_does(alice: User) -> None:
+    text = text_of(page_of(alice, f"/jobs/{make_job(alice).pk}/"))
+    assert "It has not started; it leaves the queue" in text
+
+
+@pytest.mark.parametrize("status", Status.values)
+def test_every_state_has_a_page(status: str, alice: User, bob: User, three_cards: list[Gpu]) -> None:
+    job = make_job(alice, status=status, gpu_uuids=[three_cards[0].uuid], gpu_uuid=three_cards[0].uuid)
+    for user in (alice, bob):
+        text = text_of(page_of(user, f"/jobs/{job.pk}/"))
+        assert status in text
+        assert "None" not in text
+
+
+def test_a_card_that_is_gone_keeps_its_uuid_on_the_page(alice: User, failed: Job) -> None:
+    Gpu.objects.all().delete()
+    assert "GPU-…0001" in page_of(alice, f"/jobs/{failed.pk}/")
+
+
+def test_a_job_of_a_kind_that_is_gone_still_has_its_page(alice: User) -> None:
+    job = make_job(alice)
+    Job.objects.update(kind="of_the_past")
+    assert "of_the_past" in page_of(alice, f"/jobs/{job.pk}/")
+    assert "of_the_past" in page_of(alice, "/jobs/")
+
+
+def test_what_the_result_is_good_for(alice: User) -> None:
+    job = Job.objects.create(kind="model_download", owner=alice, params={"source": "demo"}, status=Status.SUCCEEDED)
+    Artifact.objects.create(type="model", name="smollm2", owner=alice, job=job)
+    html = page_of(alice, f"/jobs/{job.pk}/")
+    assert f"/new/activation_extraction/?model=job:{job.pk}" in html
+    assert "smollm2" in html
+
+
+def test_points_are_thinned_and_keep_the_last(alice: User) -> None:
+    job = make_job(alice)
+    JobMetric.objects.bulk_create(JobMetric(job=job, name="loss", step=n, value=1 / (n + 1)) for n in range(5000))
+    client = Client()
+    client.force_login(alice, backend="django.contrib.auth.backends.ModelBackend")
+    steps, values = client.get(f"/jobs/{job.pk}/points/").json()["curves"]["loss"]
+    assert len(steps) == len(values) <= 601
+    assert steps[0] == 0
+    assert steps[-1] == 4999
