@@ -15,14 +15,14 @@ endif
 port = $(if $(PORT),--port $(PORT))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo run test test-all check oracle clean
+.PHONY: help setup setup-dev demo run test test-all check format oracle clean
 
 help:
 	@echo "make demo      set up, train a sparse autoencoder on a small language model, show it in the browser"
 	@echo "make demo EXIT=1   the same, ending after the result"
 	@echo "make run       set up and serve"
 	@echo "make test      set up and run the tests; test-all adds the slow ones"
-	@echo "make check     style, types, import rules, Django's own checks"
+	@echo "make check     style, types, import rules, Django's own checks; make format repairs style"
 	@echo "make oracle    compare results with other libraries (about 2 GB more)"
 	@echo "make setup     only the set-up;  make clean removes caches"
 
@@ -51,6 +51,10 @@ check: setup-dev
 	$(PY) .venv/bin/lint-imports
 	$(PY) manage.py check
 	$(PY) manage.py makemigrations --check --dry-run
+
+format: setup-dev
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
 
 oracle:
 	@$(PYTHON) scripts/setup.py --dev --oracle

@@ -16,6 +16,7 @@ from gpus import owners
 from gpus.backends import driver_present
 from gpus.models import Gpu
 from gpus.rest import ApiError
+from gpus.shapes import finite
 
 _HEX = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 FULL_UUID = re.compile(rf"(?:GPU|MIG)-{_HEX}|MIG-GPU-{_HEX}/[0-9]+/[0-9]+", re.IGNORECASE)
@@ -29,7 +30,7 @@ def parse(value: Any, *, max_gpus: int, needs_card: bool) -> str:
     count = auto_count(value)
     if count is None:
         return ",".join(gpu.uuid for gpu in known.named(value, max_gpus))
-    if count > max_gpus > 0 or (count > 1 and max_gpus < 1):
+    if count > max(1, max_gpus):
         too_many(value, max_gpus)
     if count > 1 and count > known.most_on_one_host():
         known.unknown(value, f"{count} cards were asked for; no host has that many.")
@@ -67,6 +68,10 @@ class KnownCards:
     def hosts(self) -> list[str]:
         return sorted({gpu.host.name for gpu in self.present})
 
+    @cached_property
+    def by_uuid(self) -> dict[str, Gpu]:
+        return {gpu.uuid.casefold(): gpu for gpu in self.all}
+
     def most_on_one_host(self) -> int:
         return max(Counter(gpu.host.name for gpu in self.present if gpu.selectable).values(), default=0)
 
@@ -93,16 +98,13 @@ class KnownCards:
 
     def find(self, raw: Any) -> Gpu:
         """The card that an index or a UUID names, removed ones included; `ApiError` 400 if there is none."""
-        if isinstance(raw, bool) or not isinstance(raw, int | str):  # bool first: True is an int to Python
-            invalid(raw)
-        text = str(raw).strip() if isinstance(raw, str) or abs(raw) < 10**9 else "9" * 10
-        by_uuid = {gpu.uuid.casefold(): gpu for gpu in self.all}
-        if text.casefold() in by_uuid:
-            return by_uuid[text.casefold()]
+        text = as_text(raw)
+        if text.casefold() in self.by_uuid:
+            return self.by_uuid[text.casefold()]
         if FULL_UUID.fullmatch(text):
             self.unknown(raw, "No card has this UUID.")
-        host, _, index = text.rpartition("/")
-        if not INDEX.fullmatch(index) or (not host and "/" in text):
+        host, slash, index = text.rpartition("/")
+        if not INDEX.fullmatch(index) or (slash and not host):
             invalid(raw)
         return self._by_index(raw, host, index)
 
@@ -134,11 +136,17 @@ class KnownCards:
         raise ApiError(400, "ambiguous_gpu", detail, gpu=shown(raw), available=self.listed())
 
 
+def as_text(raw: Any) -> str:
+    """An index or a name as text; what can be neither is refused. `bool` first: to Python, `True` is an int."""
+    if isinstance(raw, bool) or not isinstance(raw, int | str) or (isinstance(raw, int) and raw < 0):
+        invalid(raw)
+    # Python does not print integers of thousands of digits; no host has a billion cards.
+    return raw.strip() if isinstance(raw, str) else str(min(raw, 10**9))
+
+
 def shown(raw: Any) -> Any:
     """What was asked for, as it came when it is short."""
-    return (
-        raw if isinstance(raw, bool | int | float | None) or len(repr(raw)) <= 200 else repr(raw)[:200] + "…"
-    )
+    return finite(raw) if len(repr(raw)) <= 200 else repr(raw)[:200] + "…"
 
 
 def invalid(raw: Any, why: str = "it is neither “auto”, nor an index, nor a full UUID") -> NoReturn:

@@ -20,5 +20,5 @@ class Outage:
 
     def over(self) -> None:
         if self.now:
-            self.logger.info("It is back. (%s)", self.sentence)
+            self.logger.info("Over: %s", self.sentence)
         self.now = False

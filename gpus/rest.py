@@ -63,7 +63,7 @@ def translated(exc: Exception) -> Exception:
         return ApiError(400, "invalid", "The request is nested too deeply.")
     if isinstance(exc, OperationalError | InterfaceError):
         return ApiError(503, "database_unavailable", "The database does not answer; try again in a moment.")
-    if isinstance(exc, DataError) or (isinstance(exc, ValueError) and "NUL" in str(exc)):
+    if isinstance(exc, DataError | OverflowError) or (isinstance(exc, ValueError) and "NUL" in str(exc)):
         return ApiError(400, "invalid", "The request holds characters or numbers that cannot be stored.")
     return exc
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import shutil
+from pathlib import Path
 from typing import Any
 
 from django.db.models import QuerySet
@@ -25,6 +26,7 @@ from jobs.artifacts import visible
 from jobs.exceptions import Conflict
 from jobs.kind import JobKind
 from jobs.models import FINAL, Artifact, Job, JobMetric
+from jobs.people import is_staff
 from jobs.serializers import (
     ArtifactSerializer,
     AttemptSerializer,
@@ -54,36 +56,31 @@ class JobFilter(filters.FilterSet):
         return jobs.filter(status__in=value.split(","))
 
 
-class WithUser:
+class JobViews(generics.GenericAPIView[Job]):
     """Serializers learn who asks, so that others get the reduced form."""
 
-    request: Request
+    serializer_class = JobSerializer
+
+    def get_queryset(self) -> QuerySet[Job]:
+        return jobs()
 
     def get_serializer_context(self) -> dict[str, Any]:
-        return super().get_serializer_context() | {"user": self.request.user}  # type: ignore[misc]
+        return {**super().get_serializer_context(), "user": self.request.user}
 
 
-class JobList(WithUser, generics.ListAPIView[Job]):
+class JobList(JobViews, generics.ListAPIView[Job]):
     """All jobs, newest first; those of others in reduced form."""
 
-    serializer_class = JobSerializer
     filterset_class = JobFilter
     filter_backends = [filters.DjangoFilterBackend, OrderingFilter]
     ordering_fields = ["queued_at", "started_at", "finished_at", "status", "kind", "priority"]
     ordering = ["-queued_at"]
 
-    def get_queryset(self) -> QuerySet[Job]:
-        return jobs()
 
-
-class JobDetail(WithUser, generics.RetrieveAPIView[Job]):
+class JobDetail(JobViews, generics.RetrieveAPIView[Job]):
     """One job; private fields are null for all but its owner and staff."""
 
-    serializer_class = JobSerializer
     lookup_url_kwarg = "id"
-
-    def get_queryset(self) -> QuerySet[Job]:
-        return jobs()
 
 
 class OneJob(APIView):
@@ -103,7 +100,7 @@ class SubmitJob(APIView):
     kind = ""
 
     def post(self, request: Request) -> Response:
-        job = submit.submit(request.user, self.kind, request.data)
+        job = submit.submit(request.user, self.kind, request.data)  # type: ignore[arg-type]  # a list is refused there
         return Response(JobSerializer(jobs().get(pk=job.pk), context={"user": request.user}).data, status=201)
 
 
@@ -193,7 +190,11 @@ class JobLog(OneJob):
     )
     def get(self, request: Request, id: str) -> Response:
         job, query = self.job(), request.query_params
-        piece = logs.read(job, number(query, "offset", 0)) if "offset" in query else logs.tail(job, number(query, "tail", 200))
+        piece = (
+            logs.read(job, number(query, "offset", 0))
+            if "offset" in query
+            else logs.tail(job, number(query, "tail", 200))
+        )
         return Response(piece.__dict__)
 
 
@@ -201,7 +202,9 @@ def number(query: Any, name: str, default: int, maximum: int = 10**12) -> int:
     """A whole number of the query string, or 400."""
     raw = query.get(name, str(default))
     if not raw.isascii() or not raw.isdigit() or len(raw) > 13 or int(raw) > maximum:
-        raise serializers.ValidationError({name: [f"{raw[:40]!r} is not a whole number from 0 to {maximum}."]})
+        raise serializers.ValidationError(
+            {name: [f"{raw[:40]!r} is not a whole number from 0 to {maximum}."]}
+        )
     return int(raw)
 
 
@@ -235,7 +238,9 @@ def curves(job: Job, query: Any) -> dict[str, list[Any]]:
     table: dict[str, dict[int, float | None]] = {}
     for name, step, value in rows.values_list("name", "step", "value"):
         table.setdefault(name, {})[step] = value
-    steps = thinned(sorted({s for points in table.values() for s in points}), number(query, "points", 2000, 20000))
+    steps = thinned(
+        sorted({s for points in table.values() for s in points}), number(query, "points", 2000, 20000)
+    )
     return {"step": steps} | {name: [points.get(s) for s in steps] for name, points in sorted(table.items())}
 
 
@@ -351,13 +356,15 @@ class ArtifactDetail(generics.RetrieveUpdateDestroyAPIView[Artifact]):
 
     def get_queryset(self) -> QuerySet[Artifact]:
         artifacts = visible(self.request.user).select_related("owner")
-        if self.request.method in ("PATCH", "DELETE") and not self.request.user.is_staff:
-            return artifacts.filter(owner=self.request.user)
+        if self.request.method in ("PATCH", "DELETE") and not is_staff(self.request.user):
+            return artifacts.filter(owner_id=self.request.user.pk)
         return artifacts
 
     def perform_update(self, serializer: Any) -> None:
         artifact, name = serializer.instance, serializer.validated_data.get("name")
-        if name and Artifact.objects.filter(type=artifact.type, owner=artifact.owner, name=name).exclude(pk=artifact.pk):
+        if name and Artifact.objects.filter(type=artifact.type, owner=artifact.owner, name=name).exclude(
+            pk=artifact.pk
+        ):
             raise serializers.ValidationError({"name": [f"There is a {artifact.type} of this name already."]})
         serializer.save()
 
@@ -371,16 +378,18 @@ class ArtifactDetail(generics.RetrieveUpdateDestroyAPIView[Artifact]):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class ArtifactFiles(APIView):
-    def folder(self) -> Any:
+class OneArtifact(APIView):
+    def folder(self) -> Path:
         return paths.artifact_folder(get_object_or_404(visible(self.request.user), pk=self.kwargs["id"]))
 
+
+class ArtifactFiles(OneArtifact):
     @extend_schema(responses=FILE_LIST)
     def get(self, request: Request, id: str) -> Response:
         return Response(files.listing(self.folder()))
 
 
-class ArtifactFile(ArtifactFiles):
+class ArtifactFile(OneArtifact):
     @extend_schema(responses={(200, "application/octet-stream"): OpenApiTypes.BINARY})
     def get(self, request: Request, id: str, path: str) -> Any:
         return files.stream(request, files.inside(self.folder(), path))

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from django.contrib.auth.models import AbstractBaseUser
 from django.db.models import Q, QuerySet
 from rest_framework import serializers
 
@@ -15,15 +14,16 @@ from jobs import paths
 from jobs.fields import ArtifactField
 from jobs.kind import Input, JobKind
 from jobs.models import FINAL, Artifact, Job, JobInput, Status
+from jobs.people import Person, is_staff
 
 #: Models and corpora are for everybody on the host; other results are their owner's unless shared.
 ALWAYS_SHARED = ("model", "corpus")
 
 
-def visible(user: AbstractBaseUser) -> QuerySet[Artifact]:
-    if getattr(user, "is_staff", False):
+def visible(user: Person) -> QuerySet[Artifact]:
+    if is_staff(user):
         return Artifact.objects.all()
-    return Artifact.objects.filter(Q(owner=user) | Q(shared=True) | Q(type__in=ALWAYS_SHARED))
+    return Artifact.objects.filter(Q(owner_id=user.pk) | Q(shared=True) | Q(type__in=ALWAYS_SHARED))
 
 
 def as_input(artifact: Artifact) -> Input:
@@ -53,7 +53,7 @@ def references(kind: JobKind) -> dict[str, ArtifactField]:
     return {name: f for name, f in kind.Params().fields.items() if isinstance(f, ArtifactField)}
 
 
-def resolve_all(kind: JobKind, params: Mapping[str, Any], user: AbstractBaseUser) -> list[Resolved]:
+def resolve_all(kind: JobKind, params: Mapping[str, Any], user: Person) -> list[Resolved]:
     """Find what every reference names, as `user` may see it; field errors for what does not exist."""
     found, errors = [], {}
     for name, field in references(kind).items():
@@ -67,16 +67,14 @@ def resolve_all(kind: JobKind, params: Mapping[str, Any], user: AbstractBaseUser
     return found
 
 
-def resolve(reference: str, types: tuple[str, ...], user: AbstractBaseUser, parameter: str = "") -> Resolved:
+def resolve(reference: str, types: tuple[str, ...], user: Person, parameter: str = "") -> Resolved:
     if reference.startswith("job:"):
         return _job(reference.removeprefix("job:"), types, user, parameter)
     candidates = visible(user).filter(type__in=types)
     artifact = _by_id(candidates, reference) or _by_name(candidates, reference, user)
     if artifact is None:
         names = ", ".join(candidates.values_list("name", flat=True)[:8]) or "none yet"
-        raise serializers.ValidationError(
-            f"No {' or '.join(types)} named {reference!r}. There are: {names}."
-        )
+        raise serializers.ValidationError(f"No {' or '.join(types)} named {reference!r}. There are: {names}.")
     return Resolved(parameter, artifact=artifact)
 
 
@@ -87,15 +85,15 @@ def _by_id(candidates: QuerySet[Artifact], reference: str) -> Artifact | None:
         return None
 
 
-def _by_name(candidates: QuerySet[Artifact], reference: str, user: AbstractBaseUser) -> Artifact | None:
+def _by_name(candidates: QuerySet[Artifact], reference: str, user: Person) -> Artifact | None:
     """One's own first, then `owner/name`, then what is shared by everybody under a plain name."""
-    own = candidates.filter(name=reference, owner=user).first()
+    own = candidates.filter(name=reference, owner_id=user.pk).first()
     owner, slash, name = reference.partition("/")
     named = candidates.filter(name=name, owner__username=owner).first() if slash else None
     return own or named or candidates.filter(name=reference, type__in=ALWAYS_SHARED).first()
 
 
-def _job(identity: str, types: tuple[str, ...], user: AbstractBaseUser, parameter: str) -> Resolved:
+def _job(identity: str, types: tuple[str, ...], user: Person, parameter: str) -> Resolved:
     from jobs import registry
 
     job = _visible_job(identity, user)
@@ -111,12 +109,12 @@ def _job(identity: str, types: tuple[str, ...], user: AbstractBaseUser, paramete
     return Resolved(parameter, job=job)
 
 
-def _visible_job(identity: str, user: AbstractBaseUser) -> Job | None:
+def _visible_job(identity: str, user: Person) -> Job | None:
     try:
         jobs = Job.objects.filter(pk=uuid.UUID(identity))
     except ValueError:
         return None
-    return jobs.first() if getattr(user, "is_staff", False) else jobs.filter(owner=user).first()
+    return jobs.first() if is_staff(user) else jobs.filter(owner_id=user.pk).first()
 
 
 def settle_inputs(job: Job) -> bool:
@@ -126,6 +124,7 @@ def settle_inputs(job: Job) -> bool:
     fields = references(registry.get(job.kind))
     for waiting in job.inputs.filter(artifact=None).select_related("source_job"):
         types = fields[waiting.parameter].types
+        assert waiting.source_job is not None
         waiting.artifact = waiting.source_job.artifacts.filter(type__in=types).first()
         if waiting.artifact is None:
             return False

@@ -32,7 +32,9 @@ class WorkContext:
         return path
 
     def input(self, parameter: str) -> Input:
-        return as_input(self.job.inputs.select_related("artifact").get(parameter=parameter).artifact)
+        artifact = self.job.inputs.select_related("artifact").get(parameter=parameter).artifact
+        assert artifact is not None
+        return as_input(artifact)
 
     def artifact_path(self, artifact_id: str) -> Path:
         """Folder of an artifact that an input's manifest names."""

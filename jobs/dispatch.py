@@ -107,7 +107,9 @@ def place_on_cpu(job: Job, board: Board) -> list[Slots] | Wait:
         slot = slots.free_slot("batch")
         if slot is not None and (slot == 0 or not job.needs_card):
             return [slots]
-    closed_all = [board.closed[s.resource] for s in board.slots.values() if s.gpu is None and s.resource in board.closed]
+    closed_all = [
+        board.closed[s.resource] for s in board.slots.values() if s.gpu is None and s.resource in board.closed
+    ]
     return Wait("host", closed_all[0]) if closed_all else Wait("slot", "all CPU slots are taken")
 
 
@@ -196,8 +198,9 @@ def grant(job: Job, plan: list[Slots]) -> bool:
 
 
 def _grant(job: Job, plan: list[Slots]) -> Attempt | None:
-    slots = [_lock_and_pick(job, s) for s in sorted(plan, key=lambda s: s.resource)]
-    if any(slot is None for slot in slots):
+    picked = {s.resource: _lock_and_pick(job, s) for s in sorted(plan, key=lambda s: s.resource)}
+    slots = {resource: slot for resource, slot in picked.items() if slot is not None}
+    if len(slots) < len(plan):
         return None
     uuids = [s.gpu.uuid for s in plan if s.gpu is not None]
     host, number = plan[0].host, job.attempt + 1
@@ -231,7 +234,7 @@ def _lock_and_pick(job: Job, slots: Slots) -> int | None:
     return None if slot and slots.gpu is None and job.needs_card else slot
 
 
-def _write_attempt(job: Job, plan: list[Slots], picked: list[int | None], host: Host, number: int) -> Attempt:
+def _write_attempt(job: Job, plan: list[Slots], picked: dict[str, int], host: Host, number: int) -> Attempt:
     cards = [s.gpu for s in plan if s.gpu is not None]
     attempt = Attempt.objects.create(
         job=job,
@@ -241,9 +244,9 @@ def _write_attempt(job: Job, plan: list[Slots], picked: list[int | None], host: 
         gpu_uuids=[g.uuid for g in cards],
         gpu_names=[g.name for g in cards],
     )
-    for slots, slot in zip(sorted(plan, key=lambda s: s.resource), picked, strict=True):
+    for resource, slot in picked.items():
         Lease.objects.create(
-            resource=slots.resource,
+            resource=resource,
             job_class=job_class(job),
             slot=slot,
             attempt=attempt,

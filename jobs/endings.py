@@ -100,7 +100,9 @@ def _make_artifacts(job: Job, end: End) -> None:
 def free_name(job: Job, type: str, name: str) -> str:
     """`name`, or `name 2`, `name 3`… when its owner already has one of this type."""
     taken = set(
-        Artifact.objects.filter(type=type, owner=job.owner, name__startswith=name).values_list("name", flat=True)
+        Artifact.objects.filter(type=type, owner=job.owner, name__startswith=name).values_list(
+            "name", flat=True
+        )
     )
     candidates = [name, *(f"{name}-{n}" for n in range(2, len(taken) + 3))]
     return next(candidate for candidate in candidates if candidate not in taken)

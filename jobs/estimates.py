@@ -38,7 +38,9 @@ def estimate_resolved(kind: JobKind, params: Mapping[str, Any], resolved: list[R
 def estimate_job(job: Job) -> dict[str, Any]:
     kind = registry.get(job.kind)
     rows = job.inputs.select_related("artifact").exclude(artifact=None)
-    return estimate(kind, job.params, {row.parameter: as_input(row.artifact) for row in rows}).as_dict()
+    return estimate(
+        kind, job.params, {row.parameter: as_input(row.artifact) for row in rows if row.artifact}
+    ).as_dict()
 
 
 def gib(count: int | None) -> str:

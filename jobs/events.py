@@ -25,7 +25,12 @@ def changed(job: Job) -> None:
 
 
 def gpu_assigned(job: Job) -> None:
-    data = {"id": str(job.pk), "attempt": job.attempt, "gpu_uuids": job.gpu_uuids, "gpu_request": job.gpu_request}
+    data = {
+        "id": str(job.pk),
+        "attempt": job.attempt,
+        "gpu_uuids": job.gpu_uuids,
+        "gpu_request": job.gpu_request,
+    }
     publish(f"jobs/{job.pk}", "job:gpu_assigned", data)
 
 

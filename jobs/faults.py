@@ -1,20 +1,26 @@
-"""Named points at which a test may end the process, as a power cut would: `FAULT=<point>`.
+"""Named points at which a test may end the process, as a power cut would.
 
-With `FAULT_ONCE=<file>` the point strikes only once: the file marks it as done.
+`FAULT=<point>` strikes every time; `FAULT=@<file>` strikes once at the point that the file names, and removes it.
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 
 def point(name: str) -> None:
-    if os.environ.get("FAULT") != name:
-        return
-    marker = os.environ.get("FAULT_ONCE")
-    if marker:
-        try:
-            os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return
-    os._exit(137)
+    fault = os.environ.get("FAULT", "")
+    if fault == name or (fault.startswith("@") and _take(Path(fault[1:]), name)):
+        os._exit(137)
+
+
+def _take(file: Path, name: str) -> bool:
+    """Whether the file names this point and we are the first to remove it."""
+    try:
+        if file.read_text().strip() != name:
+            return False
+        file.unlink()
+        return True
+    except FileNotFoundError:
+        return False

@@ -66,7 +66,11 @@ class Journal:
 
     def rate(self, done: int) -> float | None:
         elapsed = self.clock() - self.stage_began_at
-        return (done - self.stage_began_done) / elapsed if elapsed > 0.2 and done > self.stage_began_done else None
+        return (
+            (done - self.stage_began_done) / elapsed
+            if elapsed > 0.2 and done > self.stage_began_done
+            else None
+        )
 
     def metric(self, step: int, values: dict[str, float]) -> None:
         clean = {name: finite(value) for name, value in values.items()}

@@ -241,7 +241,9 @@ class Keeper:
 
     def _note_exit(self) -> None:
         Attempt.objects.filter(pk=self.attempt.pk).update(
-            exit_status=self.exit_status, peak_memory_bytes=self.peak_bytes or None, heartbeat_at=timezone.now()
+            exit_status=self.exit_status,
+            peak_memory_bytes=self.peak_bytes or None,
+            heartbeat_at=timezone.now(),
         )
 
     def _settle(self) -> bool:
@@ -311,4 +313,3 @@ def oom_kills() -> int:
         lines = Path("/proc/vmstat").read_text().splitlines()
         return int(next(line for line in lines if line.startswith("oom_kill ")).split()[1])
     return 0
-

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol
 
 from rest_framework import serializers
 
-Params = Mapping[str, Any]
+Values = Mapping[str, Any]
 
 #: The order in which work is done; examples of a stage name only results of earlier stages.
 STAGES = ("models", "activations", "saes", "features", "lenses", "circuits", "steering")
@@ -68,6 +68,9 @@ class Context(Protocol):
     def should_stop(self) -> bool:
         """True once cancel or pause was asked for; ask between steps."""
 
+    def artifact_path(self, artifact_id: str) -> Path:
+        """The folder of an artifact that an input's manifest names, such as the model behind activations."""
+
     def artifact(self, type: str, name: str, manifest: Mapping[str, Any]) -> Path:
         """A new folder of the job's staging; it becomes an artifact when the job succeeds."""
 
@@ -86,20 +89,20 @@ class JobKind:
     example: ClassVar[Mapping[str, Any]] = {}
     Params: ClassVar[type[serializers.Serializer]]
 
-    def needs_card(self, params: Params) -> bool:
+    def needs_card(self, params: Values) -> bool:
         """Whether a job with these parameters runs on a card."""
         return self.needs_gpu == "always"
 
-    def check(self, params: Params, inputs: Mapping[str, Input]) -> None:
+    def check(self, params: Values, inputs: Mapping[str, Input]) -> None:
         """Refuse parameters that do not fit their inputs; `inputs` holds those that exist already.
 
         Raises `serializers.ValidationError` with a sentence per field.
         """
 
-    def estimate(self, params: Params, inputs: Mapping[str, Input]) -> Estimate:
+    def estimate(self, params: Values, inputs: Mapping[str, Input]) -> Estimate:
         """Bytes on the card and on disk. Called only when all inputs exist; loads no torch."""
         raise NotImplementedError
 
-    def run(self, context: Context, params: Params) -> dict[str, Any]:
+    def run(self, context: Context, params: Values) -> dict[str, Any]:
         """Do the work and return a small JSON result. May load torch."""
         raise NotImplementedError

@@ -67,9 +67,9 @@ class Job(models.Model):
     interactive = models.BooleanField(default=False)
     needs_card = models.BooleanField(default=True)
 
-    gpu_request = models.CharField(max_length=1000, default="auto")
-    gpu_wanted = models.CharField(max_length=1000, default="auto")
-    gpu_uuid = models.CharField(max_length=100, null=True, db_index=True)
+    gpu_request = models.CharField(max_length=4000, default="auto")
+    gpu_wanted = models.CharField(max_length=4000, default="auto")
+    gpu_uuid = models.CharField(max_length=100, null=True, db_index=True)  # noqa: DJ001 (null, never "")
     gpu_uuids = models.JSONField(default=list)
     host = models.ForeignKey("gpus.Host", null=True, on_delete=models.SET_NULL, related_name="jobs")
     attempt = models.PositiveIntegerField(default=0, help_text="Number of the latest attempt: the fence")
@@ -90,7 +90,9 @@ class Job(models.Model):
     cancel_requested_at = models.DateTimeField(null=True)
     pause_requested_at = models.DateTimeField(null=True)
     queued_at = models.DateTimeField(default=timezone.now)
-    not_before = models.DateTimeField(null=True, help_text="After a launch that never came up: when to try again")
+    not_before = models.DateTimeField(
+        null=True, help_text="After a launch that never came up: when to try again"
+    )
     started_at = models.DateTimeField(null=True)
     finished_at = models.DateTimeField(null=True)
 
@@ -125,9 +127,7 @@ class Job(models.Model):
 
     def update_fenced(self, **values: Any) -> bool:
         """Write to the running job, if this attempt still holds it."""
-        return bool(
-            Job.objects.filter(pk=self.pk, attempt=self.attempt, status__in=ACTIVE).update(**values)
-        )
+        return bool(Job.objects.filter(pk=self.pk, attempt=self.attempt, status__in=ACTIVE).update(**values))
 
 
 class Outcome(models.TextChoices):
@@ -221,7 +221,9 @@ class Lease(models.Model):
         constraints = [
             # The database is the judge of who holds a slot.
             models.UniqueConstraint(
-                fields=["resource", "job_class", "slot"], condition=Q(ended_at=None), name="one_lease_per_slot"
+                fields=["resource", "job_class", "slot"],
+                condition=Q(ended_at=None),
+                name="one_lease_per_slot",
             )
         ]
 
@@ -244,7 +246,9 @@ class Artifact(models.Model):
 
     class Meta:
         ordering = ["-created_at"]
-        constraints = [models.UniqueConstraint(fields=["type", "owner", "name"], name="one_artifact_per_name")]
+        constraints = [
+            models.UniqueConstraint(fields=["type", "owner", "name"], name="one_artifact_per_name")
+        ]
 
     def __str__(self) -> str:
         return self.name

@@ -96,14 +96,20 @@ def members(attempt: Attempt) -> set[Process]:
     """
     if attempt.boot_id != boot_id():
         return set()
-    pairs = [(attempt.keeper_pid, attempt.keeper_start), (attempt.work_pid, attempt.work_start), *attempt.members]
+    pairs = [
+        (attempt.keeper_pid, attempt.keeper_start),
+        (attempt.work_pid, attempt.work_start),
+        *attempt.members,
+    ]
     recorded = {p for pid, start in pairs if pid and start and alive(p := Process(pid, start))}
     table = parents()
     found = recorded | descendants((p.pid for p in recorded), table)
     if recorded and attempt.session_id:
         found |= {Process(pid, row[2]) for pid, row in table.items() if row[1] == attempt.session_id}
     if attempt.token_hash:
-        found |= {Process(pid, row[2]) for pid, row in table.items() if _carries_token(pid, attempt.token_hash)}
+        found |= {
+            Process(pid, row[2]) for pid, row in table.items() if _carries_token(pid, attempt.token_hash)
+        }
     return {p for p in found if p.pid != os.getpid()}
 
 

@@ -53,7 +53,9 @@ def _open(host: Host) -> QuerySet[Attempt]:
 
 def ring_unclaimed(host: Host) -> None:
     """Granted, no keeper: ring again; after 60 s the launch has failed."""
-    for attempt in Attempt.objects.filter(ended_at=None, keeper_pid=None).select_related("job__owner", "host"):
+    for attempt in Attempt.objects.filter(ended_at=None, keeper_pid=None).select_related(
+        "job__owner", "host"
+    ):
         if not within(attempt.granted_at, UNCLAIMED_SECONDS):
             endings.never_started(attempt.job, attempt, "no keeper claimed the attempt")
             lease.end_if_free(attempt)
@@ -121,9 +123,7 @@ def wake_keeper(job_id: str) -> None:
 
 def prune_staging() -> None:
     """Staging of ended attempts without an end; never that of an open one."""
-    open_names = {
-        paths.staging(job, job.attempt).name for job in Job.objects.filter(status__in=ACTIVE)
-    }
+    open_names = {paths.staging(job, job.attempt).name for job in Job.objects.filter(status__in=ACTIVE)}
     for folder in (settings.MISTUDIO_HOME / ".staging").iterdir():
         old = time.time() - folder.stat().st_mtime > timedelta(hours=1).total_seconds()
         if old and folder.name not in open_names:

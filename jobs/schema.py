@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rest_framework import serializers
@@ -15,7 +16,7 @@ class KindSerializer(serializers.Serializer[Any]):
     """Shape of `job-kinds/`; documentation only."""
 
     name = serializers.CharField()
-    label = serializers.CharField()
+    label = serializers.CharField()  # type: ignore[assignment]  # a field of this name, not the label
     stage = serializers.CharField()
     description = serializers.CharField()
     needs_gpu = serializers.ChoiceField(["always", "never", "by_params"])
@@ -44,7 +45,7 @@ def describe(name: str, kind: JobKind) -> dict[str, Any]:
     }
 
 
-def object_schema(fields: dict[str, serializers.Field]) -> dict[str, Any]:
+def object_schema(fields: Mapping[str, serializers.Field]) -> dict[str, Any]:
     shown = {n: f for n, f in fields.items() if not f.read_only}
     return {
         "type": "object",
@@ -61,8 +62,10 @@ TYPES: list[tuple[type, str]] = [
 ]
 
 
-def field_schema(field: serializers.Field) -> dict[str, Any]:
+def field_schema(field: serializers.Field | None) -> dict[str, Any]:
     """JSON schema of one parameter: type, range, choices, default, and its sentence."""
+    if field is None:
+        return {}
     return basic_schema(field) | described(field)
 
 

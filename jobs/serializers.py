@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from jobs.models import Artifact, Attempt, Job, JobEvent
+from jobs.people import Person, is_staff
 
 #: What only the owner and staff may see of a job.
 PRIVATE = ("params", "result", "error", "hint", "inputs", "artifacts", "estimate")
-User = AbstractBaseUser | AnonymousUser
 
 
-def may_see(job: Job, user: User | None) -> bool:
-    return user is not None and (job.owner_id == user.pk or bool(getattr(user, "is_staff", False)))
+def may_see(job: Job, user: Person | None) -> bool:
+    return user is not None and (job.owner_id == user.pk or is_staff(user))
 
 
 class AttemptSerializer(serializers.ModelSerializer[Attempt]):
@@ -92,7 +91,7 @@ class JobSerializer(serializers.ModelSerializer[Job]):
 
     @extend_schema_field(AttemptSerializer(many=True))
     def get_attempts(self, job: Job) -> list[dict[str, Any]]:
-        return AttemptSerializer(job.attempts.all(), many=True).data
+        return list(AttemptSerializer(job.attempts.all(), many=True).data)
 
     @extend_schema_field({"type": "number", "nullable": True})
     def get_duration_s(self, job: Job) -> float | None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from django.contrib.auth.models import AbstractBaseUser
 from django.db import transaction
 from rest_framework import serializers
 
@@ -17,6 +16,7 @@ from jobs.artifacts import Resolved, as_input, resolve_all
 from jobs.board import Board
 from jobs.kind import Estimate, JobKind
 from jobs.models import Job, JobEvent, JobInput
+from jobs.people import Person, is_staff
 
 
 class SubmitFields(serializers.Serializer):
@@ -27,7 +27,9 @@ class SubmitFields(serializers.Serializer):
         allow_null=True,
         help_text="auto (default), an index of gpu-list, or a card's UUID. A named card is never swapped.",
     )
-    name = serializers.CharField(required=False, allow_blank=True, max_length=120, help_text="A name for the job.")
+    name = serializers.CharField(
+        required=False, allow_blank=True, max_length=120, help_text="A name for the job."
+    )
     priority = serializers.IntegerField(
         required=False, default=0, min_value=-100, max_value=100, help_text="Above 0 is for staff."
     )
@@ -47,7 +49,7 @@ class Plan:
     estimate: Estimate | None
 
 
-def submit(user: AbstractBaseUser, kind_name: str, data: Mapping[str, Any], **fields: Any) -> Job:
+def submit(user: Person, kind_name: str, data: Mapping[str, Any], **fields: Any) -> Job:
     """Queue a job. Raises `ValidationError` or `ApiError` before anything is written.
 
     `fields` go into the row as they are (`retry_of`, `retry_from`).
@@ -59,7 +61,7 @@ def submit(user: AbstractBaseUser, kind_name: str, data: Mapping[str, Any], **fi
     return job
 
 
-def check(user: AbstractBaseUser, kind_name: str, data: Mapping[str, Any]) -> Plan:
+def check(user: Person, kind_name: str, data: Mapping[str, Any]) -> Plan:
     """Everything that can be known before queueing."""
     kind = get_kind(kind_name)
     if not isinstance(data, Mapping):
@@ -100,8 +102,8 @@ def _validated(kind: JobKind, data: Mapping[str, Any]) -> tuple[dict[str, Any], 
     return own.validated_data, common.validated_data
 
 
-def _check_priority(user: AbstractBaseUser, priority: int) -> None:
-    if priority > 0 and not getattr(user, "is_staff", False):
+def _check_priority(user: Person, priority: int) -> None:
+    if priority > 0 and not is_staff(user):
         raise serializers.ValidationError({"priority": ["A priority above 0 is for staff."]})
 
 
@@ -112,11 +114,11 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _create(user: AbstractBaseUser, plan: Plan, fields: Mapping[str, Any]) -> Job:
+def _create(user: Person, plan: Plan, fields: Mapping[str, Any]) -> Job:
     job = Job.objects.create(
         kind=plan.kind_name,
         name=plan.common.get("name", ""),
-        owner=user,
+        owner_id=user.pk,  # type: ignore[misc]  # signed in, so it has one
         priority=plan.common["priority"],
         params=plan.params,
         device="cpu" if not plan.needs_card or choice.cpu_allowed() else "cuda",
@@ -138,7 +140,7 @@ def _announce(job: Job) -> None:
     tasks.ring_dispatch()
 
 
-def fit(user: AbstractBaseUser, kind_name: str, params: Mapping[str, Any]) -> dict[str, Any]:
+def fit(user: Person, kind_name: str, params: Mapping[str, Any]) -> dict[str, Any]:
     """The estimate, and for every card whether the job fits now, later or never. Incomplete parameters give
     an estimate of null, so that a half-filled form shows the cards."""
     kind = get_kind(kind_name)
@@ -167,5 +169,8 @@ def _auto(cards: list[dict[str, Any]]) -> dict[str, Any]:
         return {"verdict": "now", "detail": f"card {best['gpu_id']} now", "uuid": best["uuid"]}
     if later:
         return {"verdict": "later", "detail": later[0]["detail"], "uuid": None}
-    return {"verdict": "never", "detail": "no card can hold this job" if cards else "no card is known", "uuid": None}
-
+    return {
+        "verdict": "never",
+        "detail": "no card can hold this job" if cards else "no card is known",
+        "uuid": None,
+    }

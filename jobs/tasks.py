@@ -42,7 +42,7 @@ def ring_run(attempt: Attempt) -> None:
 
 
 def ring_nudge(job: Job) -> None:
-    if job.host_id:
+    if job.host is not None:
         ring(nudge, str(job.pk), queue=host_queue(job.host.name))
 
 

@@ -6,7 +6,6 @@ import os
 import shutil
 from typing import Any
 
-from django.contrib.auth.models import AbstractBaseUser
 from django.db import transaction
 from django.utils import timezone
 
@@ -14,9 +13,10 @@ from gpus import choice
 from jobs import endings, events, lease, paths, registry, submit, tasks
 from jobs.exceptions import Conflict
 from jobs.models import ACTIVE, FINAL, WAITING, Attempt, Job, JobEvent, Outcome, Status
+from jobs.people import Person
 
 
-def cancel(job: Job, user: AbstractBaseUser) -> Job:
+def cancel(job: Job, user: Person) -> Job:
     """End the job. Waiting jobs and unclaimed starts end here; a keeper ends the others."""
     _ask(job, "cancel_requested_at", user)
     with transaction.atomic():
@@ -29,14 +29,16 @@ def cancel(job: Job, user: AbstractBaseUser) -> Job:
     return job
 
 
-def _ask(job: Job, field: str, user: AbstractBaseUser) -> None:
+def _ask(job: Job, field: str, user: Person) -> None:
     """Write the request on the row, where keepers read it."""
     now = timezone.now()
     asked = Job.objects.filter(pk=job.pk).exclude(status__in=FINAL).update(**{field: now})
     job.refresh_from_db()
     if not asked:
         raise Conflict(f"The job has ended already: {job.status}.")
-    JobEvent.objects.create(job=job, event=field.removesuffix("_at"), detail=f"by {user}", attempt=job.attempt)
+    JobEvent.objects.create(
+        job=job, event=field.removesuffix("_at"), detail=f"by {user}", attempt=job.attempt
+    )
 
 
 def _cancel_unclaimed(job: Job) -> bool:
@@ -53,7 +55,7 @@ def _cancel_unclaimed(job: Job) -> bool:
     return True
 
 
-def pause(job: Job, user: AbstractBaseUser) -> Job:
+def pause(job: Job, user: Person) -> Job:
     """Ask a running job to write a checkpoint and leave its card."""
     if job.status not in ACTIVE:
         raise Conflict(f"Only a running job can be paused; this one is {job.status}.")
@@ -62,7 +64,7 @@ def pause(job: Job, user: AbstractBaseUser) -> Job:
     return job
 
 
-def resume(job: Job, user: AbstractBaseUser, gpu: Any = None) -> Job:
+def resume(job: Job, user: Person, gpu: Any = None) -> Job:
     """Queue a paused job again, on the card it had unless another is named; a failed or cancelled one with a
     checkpoint is retried from it."""
     if job.status in (Status.FAILED, Status.CANCELLED):
@@ -86,7 +88,7 @@ def same_card(job: Job, gpu: Any) -> str:
 
 def retry(
     job: Job,
-    user: AbstractBaseUser,
+    user: Person,
     gpu: Any = None,
     start: str | None = None,
     params: dict[str, Any] | None = None,
@@ -130,6 +132,6 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def _story(job: Job, event: str, user: AbstractBaseUser) -> None:
+def _story(job: Job, event: str, user: Person) -> None:
     JobEvent.objects.create(job=job, event=event, detail=f"by {user}", attempt=job.attempt)
     events.changed(job)

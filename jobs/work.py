@@ -32,6 +32,8 @@ from jobs.version import VERSION
 
 logger = logging.getLogger("mistudio.work")
 
+#: Mathematics on the CPU leaves the sampling of cards and the pages their turn.
+POLITE = 5
 LIBRARIES = ("torch", "transformers", "safetensors", "numpy")
 
 
@@ -51,13 +53,15 @@ def main(job: Job, attempt: Attempt, gate: int, token: str) -> int:
         device = verify_card(job, attempt)
         if not start(job, attempt):
             return 0
+        if device == "cpu":
+            os.nice(POLITE)
         context = WorkContext(job, device)
         signal.signal(signal.SIGTERM, lambda *_: setattr(context, "stop_requested", True))
         end = run(context)
     except Fenced as error:
         logger.warning("stopping: %s", error)
         return 0
-    except BaseException as error:  # noqa: BLE001: whatever happened is the job's end, told in its row
+    except BaseException as error:  # whatever happened is the job's end, told in its row
         end = end_of(job, error, reported=bool(context and context.journal.reported))
     return publish_end(job, attempt, end)
 
@@ -77,7 +81,9 @@ def verify_card(job: Job, attempt: Attempt) -> str:
     seen = _cuda_uuids() if on_cuda else _looked_up(job.simulated)
     Attempt.objects.filter(pk=attempt.pk).update(reported_gpu_uuids=seen)
     if seen != attempt.gpu_uuids:
-        raise CardMismatch(f"granted {', '.join(attempt.gpu_uuids)}, but the process sees {', '.join(seen) or 'none'}")
+        raise CardMismatch(
+            f"granted {', '.join(attempt.gpu_uuids)}, but the process sees {', '.join(seen) or 'none'}"
+        )
     logger.info("card %s verified", ", ".join(seen))
     return "cuda:0" if on_cuda else "cpu"
 

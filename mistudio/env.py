@@ -72,7 +72,9 @@ def folder(name: str, default: Path) -> Path:
 
 
 def paths(name: str, default: list[Path]) -> list[Path]:
-    return parsed(name, lambda raw: [Path(p).expanduser().resolve() for p in raw.split(":") if p], default, "folders")
+    return parsed(
+        name, lambda raw: [Path(p).expanduser().resolve() for p in raw.split(":") if p], default, "folders"
+    )
 
 
 def words(name: str) -> list[str] | None:
@@ -89,4 +91,6 @@ def parse_size(raw: str) -> int:
 
 def sizes(name: str) -> list[int]:
     """Memory sizes in bytes, such as `24GiB,80GiB`."""
-    return parsed(name, lambda raw: [parse_size(part) for part in raw.split(",")], [], "sizes such as 24GiB,24GiB,80GiB")
+    return parsed(
+        name, lambda raw: [parse_size(part) for part in raw.split(",")], [], "sizes such as 24GiB,24GiB,80GiB"
+    )

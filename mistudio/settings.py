@@ -50,7 +50,7 @@ MISTUDIO_WATCHDOG = env.choice("MISTUDIO_WATCHDOG", ("clean", "report"), "clean"
 MISTUDIO_WATCHDOG_GRACE_SECONDS = env.number("MISTUDIO_WATCHDOG_GRACE_SECONDS", 120.0)
 HF_HOME = env.folder("HF_HOME", Path.home() / ".cache" / "huggingface")
 MISTUDIO_IMPORT_ROOTS = env.paths("MISTUDIO_IMPORT_ROOTS", [HF_HOME, MISTUDIO_HOME / "import"])
-if any(MISTUDIO_HOME == root or root in MISTUDIO_HOME.parents for root in MISTUDIO_IMPORT_ROOTS):
+if any(root == MISTUDIO_HOME or root in MISTUDIO_HOME.parents for root in MISTUDIO_IMPORT_ROOTS):
     raise ImproperlyConfigured("MISTUDIO_IMPORT_ROOTS may not contain the data folder itself.")
 
 
@@ -64,7 +64,9 @@ ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]", MISTUDIO_BIND]
 if MISTUDIO_PUBLIC_URL:
     _public = urlsplit(MISTUDIO_PUBLIC_URL)
     if _public.scheme not in ("http", "https") or not _public.hostname:
-        raise ImproperlyConfigured(f"MISTUDIO_PUBLIC_URL={MISTUDIO_PUBLIC_URL!r}: expected https://host[:port].")
+        raise ImproperlyConfigured(
+            f"MISTUDIO_PUBLIC_URL={MISTUDIO_PUBLIC_URL!r}: expected https://host[:port]."
+        )
     ALLOWED_HOSTS.append(_public.hostname)
     CSRF_TRUSTED_ORIGINS = [f"{_public.scheme}://{_public.netloc}"]
 
@@ -140,7 +142,11 @@ AXES_LOCKOUT_TEMPLATE = "registration/locked.html"
 SESSION_COOKIE_HTTPONLY, SESSION_COOKIE_SAMESITE, CSRF_COOKIE_SAMESITE = True, "Lax", "Lax"
 SECURE_CONTENT_TYPE_NOSNIFF, X_FRAME_OPTIONS, SECURE_REFERRER_POLICY = True, "DENY", "same-origin"
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = MISTUDIO_TLS
-SECURE_HSTS_SECONDS, SECURE_HSTS_INCLUDE_SUBDOMAINS, SECURE_HSTS_PRELOAD = 31536000 * MISTUDIO_TLS, MISTUDIO_TLS, MISTUDIO_TLS
+SECURE_HSTS_SECONDS, SECURE_HSTS_INCLUDE_SUBDOMAINS, SECURE_HSTS_PRELOAD = (
+    31536000 * MISTUDIO_TLS,
+    MISTUDIO_TLS,
+    MISTUDIO_TLS,
+)
 if MISTUDIO_TLS:
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 CONTENT_SECURITY_POLICY = {
@@ -218,7 +224,7 @@ REST_FRAMEWORK = {
     ],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated", "gpus.rest.HasScope"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_PARSER_CLASSES": ["gpus.rest.StrictJSONParser"],
     "DEFAULT_PAGINATION_CLASS": "gpus.rest.Pages",
     "DEFAULT_FILTER_BACKENDS": ["django_filters.rest_framework.DjangoFilterBackend"],
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",

@@ -55,7 +55,7 @@ class Service:
                 stdin=subprocess.DEVNULL,
                 # Out of the terminal's process group: Ctrl-C reaches `up` alone, which ends all in order.
                 process_group=0,
-                preexec_fn=_die_with_parent,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 (`up` has one thread)
             )
         self.started_at = time.monotonic()
 
@@ -77,7 +77,9 @@ class Service:
                 self.pause = FIRST_PAUSE
         elif self.start_at == 0.0:
             status = self.process.returncode if self.process else None
-            say(f"{self.name} ended (status {status}); starting it again in {self.pause:.0f} s, see {self.log.name}")
+            say(
+                f"{self.name} ended (status {status}); starting it again in {self.pause:.0f} s, see {self.log.name}"
+            )
             self.start_at, self.pause = now + self.pause, min(LONGEST_PAUSE, 2 * self.pause)
         elif now >= self.start_at:
             self.start_at = 0.0

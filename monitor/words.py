@@ -23,6 +23,8 @@ def said(text: str, *, bad: bool = False, **more: Any) -> Said:
 # Cards --------------------------------------------------------------------------------------------------
 def state_of_card(info: shapes.Info) -> Said:
     """The word on the card's badge."""
+    if info["health"] == "ok" and not info["selectable"]:
+        return said("not used", tone="")
     if info["health"] == "ok":
         return said("busy" if info["jobs"] else "free", tone="busy" if info["jobs"] else "")
     tone = "bad" if info["health"] in TROUBLE else "warn"
@@ -35,16 +37,22 @@ def state_of_card(info: shapes.Info) -> Said:
 def card_says(gpu: Gpu, info: shapes.Info) -> str:
     """What stands where the job would stand when none holds the card."""
     if info["health"] == "lost":
-        return f"{info['health_detail'].rstrip('.')}. The card returns by itself when it answers again."
+        return f"{sentence(info['health_detail'])}. The card returns by itself when it answers again."
     if info["health"] == "host_lost":
         return f"The agent of {info['host']} is silent; these are its last readings."
     if info["health"] != "ok":
-        return f"{info['health_detail'].rstrip('.').capitalize()}."
+        return " ".join(part for part in (f"{sentence(info['health_detail'])}.", gpu.note) if part)
     if not info["selectable"]:
         return "Not among MISTUDIO_VISIBLE_GPUS: shown, never used."
     if gpu.note:
         return gpu.note
     return "takes the next job that fits"
+
+
+def sentence(text: str) -> str:
+    """Begins with a capital, whatever the rest is; the full stop is the caller's."""
+    text = text.strip().rstrip(".")
+    return text[:1].upper() + text[1:]
 
 
 # What needs a person ------------------------------------------------------------------------------------
@@ -67,7 +75,7 @@ def lost_card(info: shapes.Info) -> Said:
         text = f"Card {info['gpu_id']} is closed: memory of an ended job has not come back."
         return said(text, bad=True, more="It opens by itself as soon as the memory is free.")
     text = f"Card {info['gpu_id']} of {info['host']} was lost {ago(info['last_seen_at'])}."
-    return said(text, bad=True, more="Jobs on it are put back to their checkpoint. The other cards are not affected.")
+    return said(text, bad=True, more="Its jobs keep their checkpoints. The other cards are not affected.")
 
 
 # Jobs ---------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from pip_wheel import SetupError, find_pip
 from voice import Voice
@@ -134,9 +134,8 @@ def home_cache_writable() -> bool:
 def run(command: List[str], environment: Dict[str, str]) -> None:
     """Runs pip, telling how far it is; it does not outlive a set-up that is interrupted."""
     voice = Voice()
-    with subprocess.Popen(
-        command, env=environment, pass_fds=LOCKS, stdout=subprocess.PIPE, universal_newlines=True
-    ) as process:
+    pipe: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "universal_newlines": True}
+    with subprocess.Popen(command, env=environment, pass_fds=LOCKS, **pipe) as process:
         try:
             voice.listen(process.stdout or ())
         except BaseException:

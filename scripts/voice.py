@@ -30,6 +30,9 @@ class Voice:
         if progress:
             self.progress(int(progress.group(1)), int(progress.group(2)))
             return
+        if line.startswith("WARNING: "):
+            self.warn(line)
+            return
         self.tail.append(line)
         words = line.split()
         if words[:1] == ["Downloading"] and len(words) > 1:
@@ -45,6 +48,12 @@ class Voice:
         elif size > SMALL_BYTES and time.monotonic() - self.said_at >= QUIET_SECONDS:
             self.said_at = time.monotonic()
             print(f"      fetching {self.file}, {size / 1e6:.0f} MB: {100 * done // size} %", flush=True)
+
+    def warn(self, line: str) -> None:
+        """Of pip's warnings the ones about the network: they say why nothing seems to happen."""
+        if "etrying" in line:
+            self.clear()
+            print(f"      {line}", flush=True)
 
     def passing(self, text: str) -> None:
         """A line that the next one overwrites; said on a terminal only."""

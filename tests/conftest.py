@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
-from pytest_django.fixtures import SettingsWrapper
 from rest_framework.test import APIClient
 
 from gpus.models import Gpu, Host
@@ -22,7 +21,7 @@ TOOLS = {"browser": "chromium"}
 
 
 @pytest.fixture(autouse=True)
-def cheap_passwords(settings: SettingsWrapper) -> None:
+def cheap_passwords(settings: Any) -> None:
     """The real hash takes a fifth of a second on purpose."""
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
@@ -53,7 +52,9 @@ def client_of(user: User | None) -> APIClient:
 def living_host(db: None) -> Host:
     """A host whose agent and worker were seen just now."""
     now = timezone.now()
-    return Host.objects.create(name="alpha", boot_id=processes.boot_id(), agent_seen_at=now, worker_seen_at=now)
+    return Host.objects.create(
+        name="alpha", boot_id=processes.boot_id(), agent_seen_at=now, worker_seen_at=now
+    )
 
 
 def make_card(host: Host, index: int, free_gib: float = 24, total_gib: float = 24, **fields: object) -> Gpu:
@@ -84,13 +85,6 @@ def three_cards(living_host: Host) -> list[Gpu]:
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     """miStudio as people run it (`manage.py up`), three simulated cards, ten times faster clocks."""
     with System(tmp_path_factory.mktemp("system"), time_scale=0.1) as running:
-        yield running
-
-
-@pytest.fixture
-def own_system(tmp_path: Path) -> Iterator[System]:
-    """A system of the test's own, for tests that kill its parts."""
-    with System(tmp_path / "home", time_scale=0.2) as running:
         yield running
 
 

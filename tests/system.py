@@ -29,7 +29,9 @@ def free_port() -> int:
 class System:
     """Start with `with`; everything of it ends with the block, jobs included."""
 
-    def __init__(self, home: Path, *, cards: str = "24GiB,24GiB,80GiB", time_scale: float = 0.1, **env: str) -> None:
+    def __init__(
+        self, home: Path, *, cards: str = "24GiB,24GiB,80GiB", time_scale: float = 0.1, **env: str
+    ) -> None:
         self.home, self.port = home, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("MISTUDIO_")} | {
@@ -88,7 +90,9 @@ class System:
         for entry in Path("/proc").iterdir():
             try:
                 if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append((int(entry.name), (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()))
+                    found.append(
+                        (int(entry.name), (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                    )
             except OSError:
                 continue
         return found
@@ -144,7 +148,9 @@ class System:
         deadline = time.monotonic() + timeout
         while (job := self.job(job_id))["status"] not in (statuses or FINAL):
             if time.monotonic() > deadline:
-                raise AssertionError(f"still {job['status']} after {timeout} s: {job['waiting_for']}\n{self.logs()}")
+                raise AssertionError(
+                    f"still {job['status']} after {timeout} s: {job['waiting_for']}\n{self.logs()}"
+                )
             if job["status"] in FINAL and statuses:
                 raise AssertionError(f"ended {job['status']}: {job['error']}")
             time.sleep(0.03)

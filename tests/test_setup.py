@@ -80,6 +80,7 @@ class Index:
                 pass
 
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a client was killed
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
         self.host = f"127.0.0.1:{self.server.server_address[1]}"
         self.url = f"http://{self.host}/simple"
@@ -241,6 +242,8 @@ def test_the_voice_tells_what_is_fetched_and_how_far(
 ) -> None:
     lines = [
         "Requirement already satisfied: numpy",
+        "WARNING: Location 'file:///a' is ignored: it is neither a file nor a directory.",
+        "WARNING: Retrying (Retry(total=4)) after connection broken",
         "Collecting torch==2.13.0",
         "  Downloading https://host/a/torch-2.13.0.whl (527 MB)",
         "Progress 0 of 500000000",
@@ -249,7 +252,11 @@ def test_the_voice_tells_what_is_fetched_and_how_far(
     ]
     modules("voice").Voice().listen(lines)
     said = capsys.readouterr().out.splitlines()
-    assert said == ["      fetching torch-2.13.0.whl, 500 MB: 0 %", "      packages to install: 2"]
+    assert said == [
+        "      WARNING: Retrying (Retry(total=4)) after connection broken",
+        "      fetching torch-2.13.0.whl, 500 MB: 0 %",
+        "      packages to install: 2",
+    ]
 
 
 # --- whole runs -------------------------------------------------------------------------------------------

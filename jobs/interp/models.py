@@ -67,7 +67,9 @@ class LanguageModel:
     def special_ids(self) -> tuple[int, ...]:
         """Ids that are no text: pad, BOS, EOS and what else the tokenizer marks as special."""
         added = self.tokenizer.added_tokens_decoder.items()
-        return tuple(sorted({*self.tokenizer.all_special_ids, *(number for number, token in added if token.special)}))
+        return tuple(
+            sorted({*self.tokenizer.all_special_ids, *(number for number, token in added if token.special)})
+        )
 
     @property
     def pad(self) -> Pad:

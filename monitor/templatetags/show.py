@@ -176,6 +176,12 @@ def colour(index: int) -> str:
 
 
 @register.filter
+def short_name(name: str) -> str:
+    """The name without its maker: the rows are narrow, the title has it whole."""
+    return name.removeprefix("NVIDIA ").removeprefix("GeForce ")
+
+
+@register.filter
 def short_uuid(uuid: str) -> str:
     return f"{uuid.split('-', 1)[0]}-…{uuid[-4:]}"
 

@@ -161,7 +161,7 @@ window.mistudio = (() => {
   function showAge() {
     if (!dot) return;
     const age = receivedAt ? Math.floor(ageThen + (Date.now() - receivedAt) / 1000) : null;
-    const limit = Math.max(6, 3 * Number(main.dataset.sample || 2));
+    const limit = Math.max(2, 3 * Number(main.dataset.sample || 2));
     if (retryAt) return say("lost", `connection lost, trying again in ${Math.max(0, Math.ceil((retryAt - Date.now()) / 1000))} s`);
     if (age === null) return say("connecting", "connecting");
     if (age > limit) return say("stale", `updated ${duration(age)} ago`);

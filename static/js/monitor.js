@@ -111,6 +111,7 @@
 
   /* Charts of all cards together ------------------------------------------------------------------------ */
   const aggregated = $("#aggregated");
+  let all = {}; // the cards together, as of the last frame
   let cursorAt = null; // index into the shown times, while the pointer is on a chart
 
   /** Unknown in all cards is unknown; unknown in some counts the others. */
@@ -123,11 +124,6 @@
   }
   const sum = (values) => values.reduce((total, value) => total + value, 0);
   const mean = (values) => sum(values) / values.length;
-  const totalOf = (name) => {
-    const values = cardRows().map((card) => card[name]).filter(known);
-    return values.length ? sum(values) : null;
-  };
-
   /** Tops of the layers, the last card's highest: drawn from the top down, each filled to the one below. */
   function stack(cards) {
     const below = shownTimes().map(() => 0);
@@ -144,7 +140,7 @@
     const common = { x: range, group: "monitor", label: (value) => String(Math.round(value)), cursor: follow };
     const layers = [...cards].reverse();
     charts.make(plot("memory"), {
-      ...common, y: (lo, hi) => [0, totalOf("total") ? totalOf("total") / GIB : rounded(hi, 1)], ticks: charts.ends,
+      ...common, y: (lo, hi) => [0, known(all.memory_total_bytes) ? all.memory_total_bytes / GIB : rounded(hi, 1)], ticks: charts.ends,
       lines: layers.map((card) => ({ token: token(card.index), dash: dashed(card.index), width: 1, fill: 0.4 })),
       bands: layers.slice(1).map((_, n) => ({ series: [n + 1, n + 2] })),
     });
@@ -158,7 +154,7 @@
       guide: () => Math.min(...cards.map((card) => card.slowdown ?? Infinity)),
     });
     charts.make(plot("power"), {
-      ...common, y: (lo, hi) => [0, totalOf("limit") ?? rounded(hi, 10)], ticks: charts.ends, lines: [{ token: "ink" }],
+      ...common, y: (lo, hi) => [0, all.power_limit_watts ?? rounded(hi, 10)], ticks: charts.ends, lines: [{ token: "ink" }],
     });
   }
 
@@ -204,7 +200,7 @@
     const values = (name) => fresh.map((card) => card[name]).filter(known);
     const added = (name) => (values(name).length ? sum(values(name)) : null);
     const heat = values("temperature_celsius");
-    const all = {
+    all = {
       gpu_count: newest.size, readable_count: fresh.length,
       memory_used_bytes: added("memory_used_bytes"), memory_total_bytes: added("memory_total_bytes"),
       power_draw_watts: added("power_draw_watts"), power_limit_watts: added("power_limit_watts"),
@@ -217,22 +213,23 @@
   }
 
   /* Frames ---------------------------------------------------------------------------------------------- */
-  function cardsArrived(cards) {
+  function cardsArrived({ gpus: cards, errors = {} }) {
     remember(cards);
     for (const card of cards) {
       const row = $(`[data-card="${CSS.escape(card.uuid)}"]`);
-      if (row) showCard(row, card);
+      if (row) showCard(row, card, Boolean(errors[card.uuid]) || row.classList.contains("trouble"));
     }
     totals();
     if (!document.hidden) draw();
   }
 
-  function showCard(row, card) {
-    fill(row, card);
-    row.classList.toggle("old", Boolean(card.stale));
+  /** A card that does not answer shows dashes; a reading that is old is shown, but paler. */
+  function showCard(row, card, silent) {
+    fill(row, silent ? { power_limit_watts: card.power_limit_watts } : card);
+    row.classList.toggle("old", Boolean(card.stale) && !silent);
     row.dataset.slowdown = card.temperature_slowdown_celsius ?? "";
     row.dataset.limit = card.power_limit_watts ?? "";
-    $("meter", row).value = card.memory_used_bytes ?? 0;
+    $("meter", row).value = (!silent && card.memory_used_bytes) || 0;
   }
 
   function draw() {
@@ -252,7 +249,7 @@
   }
 
   document.addEventListener("live:frame", ({ detail: frame }) => {
-    if (frame.channel === "system/gpus" && frame.event === "system:metrics") return cardsArrived(frame.data.gpus);
+    if (frame.channel === "system/gpus" && frame.event === "system:metrics") return cardsArrived(frame.data);
     if (frame.channel.startsWith("system/") && frame.event === "system:metrics") return hostArrived(frame.data);
   });
   document.addEventListener("live:patched", ({ detail: fresh }) => {
@@ -262,7 +259,7 @@
   });
   document.addEventListener("theme:changed", () => requestAnimationFrame(draw));
   document.addEventListener("visibilitychange", () => document.hidden || draw());
-  setInterval(() => document.hidden || draw(), SAMPLE * 1000); // the time axis moves on when no frame comes
+  setInterval(() => document.hidden || draw(), Math.max(1, SAMPLE) * 1000); // the time axis moves on when no frame comes
 
   /* Hosts ----------------------------------------------------------------------------------------------- */
   function hostArrived(data) {

@@ -113,19 +113,23 @@ def child() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
         process.wait()
 
 
-@pytest.fixture
-def as_alice(db: None) -> APIClient:
-    return signed_in("gpus-alice")
-
-
-@pytest.fixture
-def as_staff(db: None) -> APIClient:
-    return signed_in("gpus-staff", is_staff=True, is_superuser=True)
-
-
-def signed_in(name: str, **values: Any) -> APIClient:
+def signed_in(user: User) -> APIClient:
     client = APIClient()
-    client.force_login(
-        User.objects.create_user(name, **values), backend="django.contrib.auth.backends.ModelBackend"
-    )
+    client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
     return client
+
+
+@pytest.fixture
+def as_alice(alice: User) -> APIClient:
+    return signed_in(alice)
+
+
+@pytest.fixture
+def as_staff(staff: User) -> APIClient:
+    return signed_in(staff)
+
+
+@pytest.fixture
+def as_operator(db: None) -> APIClient:
+    """Somebody whom the admin lets do everything."""
+    return signed_in(User.objects.create_superuser("the-operator"))

@@ -99,7 +99,7 @@ def test_it_samples_before_there_is_a_database_and_writes_when_there_is(
         2**30,
         2**31,
     ]
-    assert "It is back" in log.read_text()
+    assert "Over: The database" in log.read_text()
 
     # A process that takes the card now is seen now.
     busy = child(

@@ -116,7 +116,8 @@ def test_it_keeps_how_many_cards_auto_may_choose(value: str, cards: list[Gpu]) -
 # Row 5: not valid
 
 NOT_VALID: list[Any] = [
-    True, False, -1, 1.0, 0.0, "", "  ", [], "0,1", {}, {"gpu": 0}, [[0]], [None], [True], ["auto"], [0, "auto"], [""],
+    True, False, -1, -(10**30), 1.0, 0.0, "", "  ", [], "0,1", {}, {"gpu": 0}, [[0]], [None], [True], ["auto"],
+    [0, "auto"], [""],
     "auto:0", "auto:-1", "auto:", "auto:x", "auto:1.5", "cuda:0", "cuda", "-1", "+1", "01", "1.0", "1e0", "٠", "/0",
     "vm/", "vm/-1", "null", "0 1", "\x00", "0\x00", float("nan"), b"0", "GPU-", "GPU-13096139",
     DRIVER_UUID[:-1], DRIVER_UUID + "0", DRIVER_UUID.removeprefix("GPU-"),
@@ -152,6 +153,7 @@ def test_it_lists_the_known_cards_when_it_knows_no_such_card(value: Any, cards: 
 def test_it_echoes_what_was_asked_for_but_no_novel(cards: list[Gpu]) -> None:
     assert refused(7).extra["gpu"] == 7
     assert len(refused("x" * 10_000).extra["gpu"]) < 300
+    assert refused(float("inf")).extra["gpu"] is None  # JSON knows no such number
 
 
 def test_it_refuses_more_cards_than_one_host_has(make_card: MakeCard) -> None:

@@ -26,7 +26,7 @@ def home(tmp_path: Path) -> Path:
 @pytest.fixture
 def spec(home: Path, monkeypatch: pytest.MonkeyPatch) -> backends.Spec:
     monkeypatch.setattr(readers, "MODULE", "tests.gpus.stub_reader")
-    monkeypatch.setattr(readers, "CALL_SECONDS", 0.5)
+    monkeypatch.setattr(readers, "CALL_SECONDS", 0.8)
     return {"backend": "simulated", "host": "vm", "home": str(home), "sizes": [2**30, 2**30, 2**30]}
 
 
@@ -62,7 +62,7 @@ async def test_it_replaces_a_reader_whose_call_hangs(pool: Readers, uuids: list[
     start = time.monotonic()
     with pytest.raises(CardHung):
         await pool.call("read", uuids[1])
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < 1.5
     assert stat(first) is None
     assert (await pool.call("read", uuids[0]))["memory_total_bytes"] == 2**30
     assert pid_of(pool) != first
@@ -116,12 +116,12 @@ async def test_a_reader_starts_fast_and_without_django(
     monkeypatch.setattr(readers, "MODULE", "gpus.reader")
     monkeypatch.setattr(readers, "CALL_SECONDS", 5)
     pool = Readers(spec)
-    start = time.monotonic()
     assert len(await pool.call("list")) == 3
-    took = time.monotonic() - start
+    known = stat(pid_of(pool))
     maps = Path(f"/proc/{pid_of(pool)}/statm").read_text().split()
     await pool.close()
-    assert took < 1.0
+    assert known
+    assert known.cpu_ticks < 50  # half a second of CPU time, however busy the machine
     assert int(maps[1]) * os.sysconf("SC_PAGE_SIZE") < 40 * 2**20
 
 
@@ -165,7 +165,7 @@ async def test_a_hung_card_gets_an_error_and_the_others_are_read(
     assert cards[uuids[2]].sampled_at
     start = time.monotonic()
     await sampler.sweep(with_processes=False)
-    assert time.monotonic() - start < 0.45  # it has its own reader now
+    assert time.monotonic() - start < 0.7  # it has its own reader now
 
 
 async def test_a_card_that_keeps_hanging_is_lost_and_recovers(
@@ -245,8 +245,8 @@ async def test_fresh_answers_at_once_or_not_at_all(sampler: Sampler, uuids: list
     (home / f"hang-{uuids[1]}").touch()
     start = time.monotonic()
     assert await sampler.fresh(uuids[1], 0.2) is None
-    assert time.monotonic() - start < 0.4
-    await asyncio.sleep(0.6)
+    assert time.monotonic() - start < 0.6
+    await asyncio.sleep(0.9)
     answers = await asyncio.gather(*(sampler.fresh(uuids[1], 0.1) for _ in range(20)))
     assert answers == [None] * 20
     assert len(sampler.late) == 1  # they wait for one question, not in a row for twenty

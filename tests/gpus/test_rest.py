@@ -71,6 +71,7 @@ client = APIClient()
         (DataError("integer out of range"), 400, "invalid"),
         (ValueError("A string literal cannot contain NUL (0x00) characters."), 400, "invalid"),
         (RecursionError(), 400, "invalid"),
+        (OverflowError("Python int too large to convert to SQLite INTEGER"), 400, "invalid"),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -179,7 +179,7 @@ def test_staff_set_what_a_card_takes(as_staff: APIClient, make_card: MakeCard) -
     event = GpuEvent.objects.get()
     assert event.event == "changed"
     assert "max_jobs = 2" in event.detail
-    assert "gpus-staff" in event.detail
+    assert "staff" in event.detail
 
 
 @pytest.mark.parametrize(

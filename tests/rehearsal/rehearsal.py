@@ -16,7 +16,7 @@ from typing import Any
 from rest_framework import serializers
 
 from jobs.exceptions import JobRejected, JobStopped
-from jobs.kind import Context, Estimate, Input, JobKind, Params
+from jobs.kind import Context, Estimate, Input, JobKind, Values
 
 
 class Kind(JobKind):
@@ -40,13 +40,13 @@ class Kind(JobKind):
         journal = serializers.CharField(required=False)
         deaf = serializers.BooleanField(default=False)
 
-    def needs_card(self, params: Params) -> bool:
+    def needs_card(self, params: Values) -> bool:
         return bool(params.get("on_card", True))
 
-    def estimate(self, params: Params, inputs: Mapping[str, Input]) -> Estimate:
+    def estimate(self, params: Values, inputs: Mapping[str, Input]) -> Estimate:
         return Estimate.of({"buffers": params.get("estimate_mib", 1) * 2**20})
 
-    def run(self, context: Context, params: Params) -> dict[str, Any]:
+    def run(self, context: Context, params: Values) -> dict[str, Any]:
         if params["reject"]:
             raise JobRejected("The rehearsal was told to say no.")
         first = newest_step(context.checkpoints)
@@ -57,12 +57,14 @@ class Kind(JobKind):
         for step in range(first, params["steps"]):
             one_step(context, params, step)
         note(params, "end", context, step=params["steps"])
-        (context.artifact("capture", f"rehearsal {params['steps']}", {}) / "steps.txt").write_text(str(params["steps"]))
+        (context.artifact("capture", f"rehearsal {params['steps']}", {}) / "steps.txt").write_text(
+            str(params["steps"])
+        )
         (context.out / "words.txt").write_text("done\n")
         return {"steps": params["steps"], "first": first, "visible": os.environ["CUDA_VISIBLE_DEVICES"]}
 
 
-def one_step(context: Context, params: Params, step: int) -> None:
+def one_step(context: Context, params: Values, step: int) -> None:
     if step == params["fail_at"]:
         raise RuntimeError(f"told to fail at step {step}")
     if context.should_stop() and not params["deaf"]:
@@ -90,7 +92,7 @@ def newest_step(folder: Path) -> int:
     return max((int(p.name.removeprefix("step-")) for p in folder.iterdir()), default=0)
 
 
-def note(params: Params, event: str, context: Any, **fields: Any) -> None:
+def note(params: Values, event: str, context: Any, **fields: Any) -> None:
     if not params.get("journal"):
         return
     line = {"event": event, "job": str(context.job.pk), "attempt": context.job.attempt, "pid": os.getpid()}

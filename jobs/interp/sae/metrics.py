@@ -130,7 +130,7 @@ def cross_entropy(
         changes = {"clean": None, "sae": _at(chosen, reconstruct), "zero": _at(chosen, torch.zeros_like)}
         for name, change in changes.items():
             totals[name] += _summed_loss(model, site, change, inputs)
-        tokens += int(inputs["attention_mask"][:, 1:].sum())
+        tokens += int(_predicted(inputs["attention_mask"]).sum())
         on_batch(tokens)
     return CrossEntropy(**{name: total / tokens for name, total in totals.items()}, tokens=tokens)
 
@@ -153,8 +153,13 @@ def _summed_loss(
 ) -> float:
     with replacing(model.model, site, change) if change else nullcontext():
         logits = model.model(**inputs, use_cache=False).logits[:, :-1]
-    real = inputs["attention_mask"][:, 1:].bool()
+    real = _predicted(inputs["attention_mask"])
     return F.cross_entropy(logits[real].float(), inputs["input_ids"][:, 1:][real], reduction="sum").item()
+
+
+def _predicted(mask: Tensor) -> Tensor:
+    """Which tokens follow a real one, so that a prediction of them counts. Shapes: → `[batch, seq - 1]` bool."""
+    return (mask[:, 1:] * mask[:, :-1]).bool()
 
 
 def histogram(log10_frequencies: Tensor, bins: int = 50) -> dict[str, list[float]]:

@@ -80,7 +80,9 @@ class Command(BaseCommand):
             jobs.append(server.submit("model_download", {"source": "demo", "name": "demo model"}))
             model = f"job:{jobs[0]['id']}"
         jobs.append(
-            server.submit("activation_extraction", EXTRACTION | {"model": model, "gpu": gpu, "name": "demo activations"})
+            server.submit(
+                "activation_extraction", EXTRACTION | {"model": model, "gpu": gpu, "name": "demo activations"}
+            )
         )
         source = {"activations": f"job:{jobs[-1]['id']}", "gpu": gpu, "name": "demo SAE"}
         jobs.append(server.submit("sae_training", TRAINING | source))
@@ -135,7 +137,9 @@ def progress_line(job: dict[str, Any]) -> str:
     bar = "█" * round(fraction * BAR) + "·" * (BAR - round(fraction * BAR))
     eta = progress.get("eta_seconds")
     left = f" · {eta:.0f} s left" if eta is not None else ""
-    return f"{head} · {progress['stage']} {bar} {progress['done']}/{progress['total']} {progress['unit']}{left}"
+    return (
+        f"{head} · {progress['stage']} {bar} {progress['done']}/{progress['total']} {progress['unit']}{left}"
+    )
 
 
 def result_lines(job: dict[str, Any], result: dict[str, Any]) -> list[tuple[str, str]]:
@@ -185,7 +189,9 @@ def start_services(port: int) -> subprocess.Popen[bytes]:
             gpu_backend="simulated",
             simulated_gpus=[reader.parse_size(size) for size in sizes.split(",")],
         )
-    return subprocess.Popen([sys.executable, "manage.py", "up", "--port", str(port)], cwd=settings.BASE_DIR, env=env)
+    return subprocess.Popen(
+        [sys.executable, "manage.py", "up", "--port", str(port)], cwd=settings.BASE_DIR, env=env
+    )
 
 
 def wants_simulated_cards() -> bool:
@@ -198,7 +204,9 @@ def wait_until_ready(services: subprocess.Popen[bytes] | None) -> str:
     deadline = time.monotonic() + START_SECONDS
     while not ready_file().exists():
         if services is not None and services.poll() is not None:
-            raise CommandError(f"The services ended with status {services.returncode}; see {settings.MISTUDIO_HOME / 'logs'}.")
+            raise CommandError(
+                f"The services ended with status {services.returncode}; see {settings.MISTUDIO_HOME / 'logs'}."
+            )
         if time.monotonic() > deadline:
             raise CommandError(f"The services are not ready after {START_SECONDS:.0f} s.")
         time.sleep(0.1)

@@ -35,7 +35,9 @@ END_SECONDS = 13.0  # of the 15 s in which SIGTERM must have ended everything
 
 
 class Command(BaseCommand):
-    help = "Run miStudio on this host: web, agent, workers, beat, and a private broker unless REDIS_URL is set."
+    help = (
+        "Run miStudio on this host: web, agent, workers, beat, and a private broker unless REDIS_URL is set."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--port", type=int, default=int(os.environ.get("PORT") or 8000))
@@ -45,7 +47,9 @@ class Command(BaseCommand):
         self.url = f"http://{_shown(settings.MISTUDIO_BIND)}:{options['port']}"
         self.stop_requested = False
         os.environ["CELERY_SKIP_CHECKS"] = "1"  # this command has run them
-        os.environ["MISTUDIO_HOME"] = str(settings.MISTUDIO_HOME)  # absolute, whatever the children's folder is
+        os.environ["MISTUDIO_HOME"] = str(
+            settings.MISTUDIO_HOME
+        )  # absolute, whatever the children's folder is
         lock = take_lock(settings.MISTUDIO_HOME)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
@@ -75,7 +79,9 @@ class Command(BaseCommand):
             return None
         socket = home.socket_folder(settings.MISTUDIO_HOME) / "broker.sock"
         command = broker.command(socket, settings.MISTUDIO_HOME / "run" / "broker")
-        service = Service("broker", command, settings.MISTUDIO_HOME / "logs" / "broker.log", settings.BASE_DIR)
+        service = Service(
+            "broker", command, settings.MISTUDIO_HOME / "logs" / "broker.log", settings.BASE_DIR
+        )
         service.start()
         broker.wait_until_answers(settings.REDIS_URL, service.process)
         return service
@@ -90,7 +96,9 @@ class Command(BaseCommand):
         }
         logs = settings.MISTUDIO_HOME / "logs"
         commands = procfile(settings.BASE_DIR / "Procfile", values)
-        return [Service(name, words, logs / f"{name}.log", settings.BASE_DIR) for name, words in commands.items()]
+        return [
+            Service(name, words, logs / f"{name}.log", settings.BASE_DIR) for name, words in commands.items()
+        ]
 
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + READY_SECONDS
@@ -99,7 +107,9 @@ class Command(BaseCommand):
             if not waiting:
                 return
             if time.monotonic() > deadline:
-                raise CommandError(f"Not ready after {READY_SECONDS:.0f} s: {', '.join(waiting)}; see {self.logs()}.")
+                raise CommandError(
+                    f"Not ready after {READY_SECONDS:.0f} s: {', '.join(waiting)}; see {self.logs()}."
+                )
             time.sleep(0.1)
 
     def unready_parts(self) -> list[str]:
@@ -195,9 +205,11 @@ def take_lock(folder: Path) -> IO[str]:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise CommandError(f"miStudio already runs on {folder}; see {folder / 'run' / 'ready.json'}.") from None
+        raise CommandError(
+            f"miStudio already runs on {folder}; see {folder / 'run' / 'ready.json'}."
+        ) from None
     return lock
 
 
 def _shown(bind: str) -> str:
-    return "127.0.0.1" if bind in ("0.0.0.0", "::") else bind
+    return "127.0.0.1" if bind in ("0.0.0.0", "::") else bind  # noqa: S104 (compared, not bound)

@@ -1,0 +1,80 @@
+"""A real browser on a real running system. Whatever a page complains about in its console fails the test."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+from playwright.sync_api import Browser, BrowserContext, Page  # noqa: E402
+
+from tests.system import ROOT, System  # noqa: E402
+
+CHROMIUM = "/usr/bin/chromium"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+#: A page that loses its server says so in its console; tests that take the server away expect it.
+EXPECTED = ("WebSocket connection to", "ERR_CONNECTION_REFUSED", "net::ERR_")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/browser" in str(item.path):
+            item.add_marker(pytest.mark.browser)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+def sign_in(browser: Browser, system: System) -> dict[str, object]:
+    """As people do: open the printed link and press its button; the cookies to come back with."""
+    command = [sys.executable, "manage.py", "signin-link", "--base-url", system.url]
+    printed = subprocess.run(command, cwd=ROOT, env=system.env, check=True, capture_output=True, text=True).stdout
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(printed.strip().splitlines()[-1])
+    page.click("main button.primary")
+    page.wait_for_url(f"{system.url}/")
+    state = context.storage_state()
+    context.close()
+    return state
+
+
+@pytest.fixture(scope="session")
+def signed_in(browser: Browser, system: System) -> dict[str, object]:
+    return sign_in(browser, system)
+
+
+@pytest.fixture
+def open_page(browser: Browser, system: System, signed_in: dict[str, object]) -> Iterator[Callable[..., Page]]:
+    """`open_page("/jobs/", width=390, theme="dark")`; at the end of the test the console must be clean."""
+    contexts: list[BrowserContext] = []
+    complaints: list[str] = []
+
+    def complain(text: str) -> None:
+        if not any(word in text for word in EXPECTED):
+            complaints.append(text)
+
+    def open_at(path: str, width: int = 1400, height: int = 900, theme: str = "light") -> Page:
+        size = {"width": width, "height": height}
+        context = browser.new_context(storage_state=signed_in, viewport=size, color_scheme=theme)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(15_000)
+        page.on("pageerror", lambda error: complain(str(error)))
+        page.on("console", lambda message: complain(message.text) if message.type == "error" else None)
+        page.goto(system.url + path)
+        return page
+
+    yield open_at
+    for context in contexts:
+        context.close()
+    assert not complaints

@@ -1,0 +1,181 @@
+"""What a kind refuses, field by field, before anything runs; and that saying so needs no torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rest_framework.exceptions import ValidationError
+
+from jobs import registry
+from jobs.kind import Input
+
+MODEL = {
+    "n_layers": 3,
+    "d_model": 16,
+    "d_vocab": 64,
+    "max_positions": 32,
+    "parameters": 10_000,
+    "bytes": 40_000,
+    "dtype": "float32",
+}
+ACTIVATIONS = {
+    "sites": [
+        {"block": 1, "site": "resid_post", "folder": "a"},
+        {"block": 2, "site": "resid_post", "folder": "b"},
+    ],
+    "d_model": 16,
+    "tokens": 2000,
+    "dtype": "float32",
+    "context_size": 32,
+    "model": MODEL,
+}
+TRAINING = {"activations": "a", "d_sae": 64, "k": 4, "site": {"block": 1}}
+
+
+def refused(kind: str, inputs: dict[str, Input] | None = None, **params: Any) -> dict[str, str]:
+    """Field errors of validation and check, as text."""
+    found = registry.get(kind)
+    serializer = found.Params(data=params)
+    try:
+        serializer.is_valid(raise_exception=True)
+        found.check(serializer.validated_data, inputs or {})
+    except ValidationError as error:
+        return {field: str(value) for field, value in error.detail.items()}
+    return {}
+
+
+def given(parameter: str, manifest: dict[str, Any]) -> dict[str, Input]:
+    return {parameter: Input("id", "type", "tiny", Path("/nowhere"), manifest)}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "https://example.org/model",
+        "file:///etc/passwd",
+        "just-a-name",
+        "a/b/c",
+        "../up",
+        "owner/na me",
+        "",
+        "-a/b",
+    ],
+)
+def test_a_source_that_is_none_is_refused(source: str) -> None:
+    assert "source" in refused("model_download", source=source)
+
+
+@pytest.mark.parametrize("source", ["demo", "openai-community/gpt2", "a/b.c_d-e"])
+def test_a_source_that_is_one_is_taken(source: str) -> None:
+    assert refused("model_download", source=source) == {}
+
+
+@pytest.mark.parametrize("path", ["/etc", "~/.ssh", "{root}/../secret", "{root}/missing", "{root}/link"])
+def test_only_import_folders_are_read(import_root: Path, path: str) -> None:
+    (import_root.parent / "secret").mkdir()
+    (import_root / "link").symlink_to(import_root.parent / "secret")
+    assert "source" in refused("model_download", source=path.format(root=import_root))
+    corpus = path.format(root=import_root)
+    assert "corpus" in refused("activation_extraction", model="m", sites=[{"block": 0}], corpus=corpus)
+
+
+def test_a_folder_that_is_no_model_is_refused(import_root: Path) -> None:
+    (import_root / "empty").mkdir()
+    assert "config.json" in refused("model_download", source=str(import_root / "empty"))["source"]
+
+
+def test_a_context_over_the_limit_is_refused_at_submit_f09() -> None:
+    params = {"model": "m", "sites": [{"block": 0}], "context_size": 40}
+    error = refused("activation_extraction", given("model", MODEL), **params)["context_size"]
+    assert "40" in error
+    assert "32" in error
+    assert "tiny" in error
+
+
+@pytest.mark.parametrize(
+    ("sites", "words"),
+    [
+        ([{"block": 3}], "blocks 0 to 2"),
+        ([], "empty"),
+        ([{"block": -1}], "greater than or equal to 0"),
+        ([{"block": 1, "site": "resid_mid"}], "resid_post"),
+        ([{"block": 1}, {"block": 1}], "twice"),
+        ("all", "list"),
+    ],
+)
+def test_sites_that_cannot_be_read_are_refused(sites: Any, words: str) -> None:
+    errors = refused("activation_extraction", given("model", MODEL), model="m", sites=sites)
+    assert words in errors["sites"]
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        ({"k": 65}, "k"),
+        ({"k": 0}, "k"),
+        ({"d_sae": 1}, "d_sae"),
+        ({"lr": 0}, "lr"),
+        ({"lr": float("nan")}, "lr"),
+        ({"tokens": 100, "batch_size": 4096}, "tokens"),
+        ({"architecture": "magic"}, "architecture"),
+        ({"site": {"block": 0}}, "site"),
+        ({"site": None}, "site"),
+        ({"activations": "../a"}, "activations"),
+    ],
+)
+def test_training_parameters_are_checked_by_field(params: dict[str, Any], field: str) -> None:
+    assert list(refused("sae_training", given("activations", ACTIVATIONS), **(TRAINING | params))) == [field]
+
+
+def test_the_site_must_be_named_where_there_are_several() -> None:
+    params = {key: value for key, value in TRAINING.items() if key != "site"}
+    error = refused("sae_training", given("activations", ACTIVATIONS), **params)["site"]
+    assert "block 1 resid_post, block 2 resid_post" in error
+    assert refused("sae_training", given("activations", ACTIVATIONS), **TRAINING) == {}
+
+
+def test_estimates_grow_with_what_they_are_about() -> None:
+    kind = registry.get("sae_training")
+
+    def need(**params: Any) -> tuple[int, int]:
+        serializer = kind.Params(data=TRAINING | params)
+        serializer.is_valid(raise_exception=True)
+        found = kind.estimate(serializer.validated_data, given("activations", ACTIVATIONS))
+        assert found.memory_bytes == sum(found.breakdown.values())
+        return found.memory_bytes, found.disk_bytes or 0
+
+    assert need(d_sae=128) > need(d_sae=64)
+    assert need(batch_size=8192) > need(batch_size=4096)
+    weights = 4 * (2 * 16 * 64 + 64 + 16)
+    assert need()[1] == 7 * weights
+
+
+def test_kinds_are_listed_checked_and_estimated_without_torch() -> None:
+    program = """
+import sys, django
+django.setup()
+from pathlib import Path
+from jobs import registry
+from jobs.kind import Input
+from tests.kinds.test_params import MODEL, ACTIVATIONS, TRAINING
+given = {"model_download": {"source": "demo"}, "sae_training": TRAINING,
+         "activation_extraction": {"model": "m", "sites": [{"block": 0}], "context_size": 8}}
+inputs = {name: Input("1", name, name, Path("."), manifest)
+          for name, manifest in {"model": MODEL, "activations": ACTIVATIONS}.items()}
+for name, params in given.items():
+    kind = registry.get(name)
+    serializer = kind.Params(data=params)
+    serializer.is_valid(raise_exception=True)
+    kind.check(serializer.validated_data, inputs)
+    kind.estimate(serializer.validated_data, inputs)
+print(sorted({"torch", "transformers"} & set(sys.modules)))
+"""
+    environment_program = "import tests.environment\n" + program
+    found = subprocess.run(
+        [sys.executable, "-c", environment_program], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,158 @@
+"""The three kinds in a row, on a tiny model: what each makes is what the next one takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from jobs import registry
+from jobs.interp.errors import Stopped
+from jobs.interp.sae.files import load_sae
+from jobs.kind import JobKind
+from tests.kinds.fake import FakeContext, Shelf, run
+
+DOWNLOAD, EXTRACT, TRAIN = (
+    registry.get(name) for name in ("model_download", "activation_extraction", "sae_training")
+)
+
+
+def extract(shelf: Shelf, root: Path, **params: Any) -> Any:
+    given = {"model": "ll", "corpus": str(root / "text.txt"), "sites": [{"block": 1}], "context_size": 16}
+    return run(EXTRACT, shelf, job="extract", **(given | {"max_tokens": 2000, "dtype": "float32"} | params))
+
+
+def train(shelf: Shelf, **params: Any) -> Any:
+    given = {"activations": "ll-text-b1", "d_sae": 64, "k": 4, "tokens": 12_800, "batch_size": 64, "lr": 5e-3}
+    return run(TRAIN, shelf, job="train", **(given | {"checkpoint_every": 50} | params))
+
+
+@pytest.fixture
+def model(shelf: Shelf, import_root: Path) -> dict[str, Any]:
+    return run(DOWNLOAD, shelf, job="download", source=str(import_root / "LL"))[0]
+
+
+def test_a_model_becomes_an_artifact_with_its_facts(shelf: Shelf, model: dict[str, Any]) -> None:
+    artifact = shelf.named("ll")
+    assert artifact.type == "model"
+    assert (artifact.path / "model.safetensors").is_file()
+    assert (artifact.path / "tokenizer.json").is_file()
+    assert (model["architecture"], model["n_layers"], model["d_model"]) == ("LlamaForCausalLM", 3, 16)
+    assert (model["d_vocab"], model["max_positions"], model["dtype"]) == (64, 32, "float32")
+    assert model == artifact.manifest
+
+
+def test_a_model_can_be_stored_in_another_type(shelf: Shelf, import_root: Path) -> None:
+    facts, context, _ = run(DOWNLOAD, shelf, source=str(import_root / "LL"), dtype="bfloat16")
+    weights = load_file(shelf.named("ll").path / "model.safetensors")
+    assert facts["dtype"] == "bfloat16"
+    assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
+    assert not any(context.checkpoints.iterdir())
+
+
+def test_the_original_model_is_not_shared_with_its_folder(
+    shelf: Shelf, import_root: Path, model: dict[str, Any]
+) -> None:
+    """Changing the folder later must not change the artifact."""
+    (import_root / "LL" / "config.json").write_text("{}")
+    assert json.loads((shelf.named("ll").path / "config.json").read_text())["model_type"] == "llama"
+
+
+@pytest.mark.usefixtures("model")
+def test_activations_say_how_they_were_made(shelf: Shelf, import_root: Path) -> None:
+    result, context, estimate = extract(shelf, import_root)
+    artifact = shelf.named("ll-text-b1")
+    assert artifact.manifest == result
+    assert result["model_artifact"] == shelf.named("ll").id
+    assert result["tokens_read"] == 2000
+    assert result["tokens"] + result["tokens_dropped"] == 2000
+    assert (result["prepend_bos"], result["exclude_special"], result["pad"]) == (True, True, "pad")
+    assert (artifact.path / "blocks.1.hook_resid_post" / "shard_00000.safetensors").is_file()
+    assert context.reports[-1] == (2000, 2000, "tokens", "extract")
+    assert not any(context.checkpoints.iterdir())
+    size = sum(file.stat().st_size for file in artifact.path.rglob("*") if file.is_file())
+    assert size < 1.2 * estimate.disk_bytes
+
+
+@pytest.mark.usefixtures("model")
+def test_an_sae_is_trained_measured_and_exported(shelf: Shelf, import_root: Path) -> None:
+    extract(shelf, import_root)
+    result, context, _ = train(shelf)
+    assert 0 < result["fvu"] < 0.5
+    assert result["l0"] <= 4
+    assert 0 <= result["dead_fraction"] < 1
+    assert 0.3 < result["ce_recovered"] < 1.1
+    assert result["heldout_tokens"] > 0
+    artifact = shelf.named("ll-text-b1-topk-64-k4")
+    assert load_sae(artifact.path).d_sae == 64
+    config = json.loads((artifact.path / "cfg.json").read_text())
+    assert config["metadata"]["hook_name"] == "blocks.1.hook_resid_post"
+    assert config["metadata"]["hf_hook_name"] == "model.layers.1"
+    assert config["metadata"]["mistudio"]["fvu"] == result["fvu"]
+    assert load_file(artifact.path / "sparsity.safetensors")["sparsity"].shape == (64,)
+    histogram = json.loads((context.out / "firing_histogram.json").read_text())
+    assert sum(histogram["counts"]) == 64
+    assert {"loss", "fvu", "l0", "dead_fraction", "lr", "tokens_per_s"} == set(context.metrics[-1][1])
+    json.dumps([result, artifact.manifest], allow_nan=False)
+
+
+@pytest.mark.usefixtures("model")
+def test_the_exported_sae_works_on_raw_activations(shelf: Shelf, import_root: Path) -> None:
+    extract(shelf, import_root)
+    result, *_ = train(shelf)
+    sae = load_sae(shelf.named("ll-text-b1-topk-64-k4").path)
+    folder = shelf.named("ll-text-b1").path / "blocks.1.hook_resid_post"
+    x = torch.cat([load_file(path)["acts"] for path in sorted(folder.glob("*"))])
+    with torch.no_grad():
+        fvu = (sae(x) - x).square().sum() / (x - x.mean(0)).square().sum()
+    assert fvu.item() == pytest.approx(result["fvu"], rel=0.5)
+
+
+@pytest.mark.usefixtures("model")
+@pytest.mark.parametrize("stop_after", [3, 12])
+def test_a_stopped_training_goes_on_to_the_same_weights(
+    shelf: Shelf, import_root: Path, tmp_path: Path, stop_after: int
+) -> None:
+    extract(shelf, import_root)
+    train(shelf)
+    straight = load_sae(shelf.named("ll-text-b1-topk-64-k4").path)
+    for path in (shelf.folder / "train" / "checkpoints").iterdir():
+        path.rename(tmp_path / path.name)
+    with pytest.raises(Stopped):
+        train(shelf, stop_after=stop_after)
+    train(shelf)
+    again = load_sae(shelf.named("ll-text-b1-topk-64-k4").path)
+    for name, weight in straight.named_parameters():
+        assert torch.equal(weight, getattr(again, name))
+
+
+@pytest.mark.usefixtures("model")
+def test_a_stopped_extraction_goes_on(shelf: Shelf, import_root: Path) -> None:
+    with pytest.raises(Stopped):
+        extract(shelf, import_root, batch_size=2, stop_after=5)
+    result, *_ = extract(shelf, import_root, batch_size=2)
+    assert result["tokens_read"] == 2000
+
+
+@pytest.mark.usefixtures("model")
+def test_a_model_that_is_gone_costs_the_cross_entropy_only(shelf: Shelf, import_root: Path) -> None:
+    extract(shelf, import_root)
+    result, *_ = train(shelf, ce_tokens=0)
+    assert result["ce_recovered"] is None
+
+
+@pytest.mark.parametrize("kind", [DOWNLOAD, EXTRACT, TRAIN])
+def test_the_example_is_valid(kind: JobKind) -> None:
+    serializer = kind.Params(data=kind.example)
+    assert serializer.is_valid(), serializer.errors
+
+
+def test_the_context_of_these_tests_has_what_the_engine_gives() -> None:
+    from jobs.context import WorkContext
+
+    given = {name for name in dir(WorkContext) if not name.startswith("_")}
+    assert {name for name in dir(FakeContext) if not name.startswith("_")} <= given
