@@ -9,6 +9,7 @@ the end of the file and leaves. Its end ends no job: keepers lead sessions of th
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import logging
 import os
@@ -24,6 +25,10 @@ logger = logging.getLogger("mistudio.forkserver")
 
 #: numpy's OpenBLAS starts threads when it is imported; a process that forks must have one.
 SINGLE_THREADED = {"OPENBLAS_NUM_THREADS": "1"}
+
+
+PRELOADED = ("torch", "transformers.models.auto.modeling_auto", "jobs.keeper", "jobs.work")
+culprit = ""  # the module whose import touched CUDA or started a thread
 
 
 class Client:
@@ -89,18 +94,23 @@ def serve(handle: int) -> None:
 
 
 def preload() -> None:
-    import torch  # noqa: F401
-    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
+    """Import what keepers and works need, and remember the first module after which forking is unsafe."""
+    global culprit
+    from jobs import registry
 
-    from jobs import keeper, registry, work  # noqa: F401
-
+    for module in [*PRELOADED, *(f"jobs.kinds.{name}" for name in registry.names())]:
+        importlib.import_module(module)
+        if not culprit and unsafe():
+            culprit = module
     registry.all_kinds()
 
 
 def start(job_id: str, attempt: int, sock: socket.socket) -> None:
     reason = unsafe()
     if reason:
-        logger.warning("starting %s as a fresh process (2 s slower): %s", job_id, reason)
+        logger.warning(
+            "starting %s as a fresh process, 2 s slower: %s, since the import of %s", job_id, reason, culprit
+        )
         spawn(job_id, attempt)
         return
     if os.fork() == 0:
@@ -138,22 +148,13 @@ def unsafe() -> str:
     touched, and hangs on a lock that another thread of its parent held."""
     threads = [open(f"/proc/self/task/{t}/comm").read().strip() for t in os.listdir("/proc/self/task")]
     if len(threads) > 1:
-        return f"{len(threads)} threads are running ({', '.join(threads)}); python ones: {_python_threads()}"
+        return f"{len(threads)} threads are running ({', '.join(threads)})"
     if nvidia := _open_devices():
-        return f"{nvidia} is open; loaded: {_suspects()}"
+        return f"{nvidia} is open"
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        return f"CUDA is initialised; loaded: {_suspects()}"
+        return "CUDA is initialised"
     return ""
-
-
-def _python_threads() -> str:
-    return ", ".join(t.name for t in threading.enumerate())
-
-
-def _suspects() -> str:
-    """Modules known to touch the cards on import."""
-    return ", ".join(m for m in ("bitsandbytes", "triton", "deepspeed", "vllm", "pynvml") if m in sys.modules)
 
 
 def _open_devices() -> str:

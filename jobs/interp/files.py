@@ -7,12 +7,13 @@ that a reader who lists a folder can tell them from results.
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -82,14 +83,16 @@ def cpu_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
-def link_tree(source: Path, target: Path) -> None:
-    """Give every file of `source` a second name under `target` without copying, where the file system can.
+def bring(source: Path, target: Path, *, names: Iterable[str] = ("*",), copy: bool = False) -> None:
+    """Give the files of `source` whose names match a second name under `target`, or copies where `copy`.
 
-    Links in `source` (the Hugging Face cache is made of them) are followed: the target holds real files.
+    A second name costs no space, and is for folders that nobody writes into again (our own, the Hugging Face
+    cache). Links in `source` are followed: the target holds real files. Other file systems get copies anyway.
     """
     for file in sorted(source.rglob("*")):
-        if file.is_file() and not file.name.startswith(TEMPORARY):
-            _link(file.resolve(), target / file.relative_to(source))
+        wanted = any(fnmatch.fnmatchcase(file.name, name) for name in names)
+        if wanted and file.is_file() and not file.name.startswith(TEMPORARY):
+            _bring_one(file.resolve(), target / file.relative_to(source), copy)
 
 
 def remove(folder: Path) -> None:
@@ -106,11 +109,14 @@ def digest(paths: list[Path]) -> str:
     return total.hexdigest()
 
 
-def _link(source: Path, target: Path) -> None:
+def _bring_one(source: Path, target: Path, copy: bool) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without hard links
+    if not copy:
+        try:
+            os.link(source, target)
+        except OSError:  # another file system, or one without second names
+            copy = True
+    if copy:
         shutil.copy2(source, target)
 
 

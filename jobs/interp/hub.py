@@ -13,21 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.interp.errors import Stopped, Unusable
-
-#: Files that a model folder consists of. Programs and pickles are not among them.
-WANTED = (
-    "config.json",
-    "generation_config.json",
-    "*.safetensors",
-    "model.safetensors.index.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "spiece.model",
-    "chat_template*",
-)
+from jobs.interp.models import MODEL_FILES
 
 
 @dataclass(frozen=True)
@@ -97,7 +83,9 @@ def _info(repository: str, revision: str | None) -> Any:
 
 def _wanted(repository: str, siblings: list[Any]) -> list[Any]:
     # Weights in subfolders are other forms (onnx, original) of those at the top.
-    found = [file for file in siblings if any(fnmatch.fnmatchcase(file.rfilename, name) for name in WANTED)]
+    found = [
+        file for file in siblings if any(fnmatch.fnmatchcase(file.rfilename, name) for name in MODEL_FILES)
+    ]
     found = [file for file in found if "/" not in file.rfilename]
     names = {file.rfilename for file in found}
     if not any(name.endswith(".safetensors") for name in names):

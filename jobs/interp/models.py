@@ -21,6 +21,20 @@ from jobs.interp.site import blocks_of
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 #: What safetensors headers call the types a checkpoint is kept in.
 HEADER_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
+#: Files that a model folder consists of. Programs and pickles are not among them.
+MODEL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "*.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "spiece.model",
+    "chat_template*",
+)
 #: Keys under which configurations keep the longest context.
 LIMIT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
@@ -195,7 +209,8 @@ def convert_gguf(gguf: Path, folder: Path, *, dtype: torch.dtype = torch.bfloat1
     # transformers keeps such a model marked as quantized, and refuses to save it: move the weights to a plain
     # one.
     settings = {key: value for key, value in loaded.config.to_dict().items() if key != "quantization_config"}
-    plain: Any = type(loaded)(type(loaded.config).from_dict(settings)).to(dtype)
+    build: Any = type(loaded)
+    plain = build(type(loaded.config).from_dict(settings)).to(dtype)
     plain.load_state_dict(loaded.state_dict(), strict=True)
     plain.tie_weights()
     with whole_folder(folder) as temporary:

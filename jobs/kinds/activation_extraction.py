@@ -26,7 +26,10 @@ class ActivationExtractionParams(serializers.Serializer):
         "whose paragraphs (blank lines between) are the documents.",
     )
     sites = SiteField(
-        many=True, allow_empty=False, max_length=64, help_text="Where to read: blocks and places."
+        many=True,
+        allow_empty=False,
+        max_length=64,  # type: ignore[call-arg]  # the list's
+        help_text="Where to read: blocks and places.",
     )
     context_size = serializers.IntegerField(
         min_value=2,
@@ -74,7 +77,7 @@ class Kind(JobKind):
     example = {
         "model": "smollm2-135m-instruct",
         "sites": [{"block": 4, "site": "resid_post"}],
-        "max_tokens": 24_000,
+        "max_tokens": 8_000,
         "context_size": 64,
     }
     Params = ActivationExtractionParams
@@ -152,7 +155,7 @@ class Kind(JobKind):
             "prepend_bos": bos is not None,
             "pad": model.pad.source,
         }
-        files.link_tree(
+        files.bring(
             work, context.artifact("activations", name_of(source.name, corpus.name, recipe.sites), manifest)
         )
         files.remove(work)

