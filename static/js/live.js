@@ -57,9 +57,13 @@ window.mistudio = (() => {
     document.dispatchEvent(new CustomEvent("live:patched", { detail: fresh }));
   }
 
+  /** A CSRF token is another one in every answer, and means the same. */
+  const plain = (html) => html.replace(/name="csrfmiddlewaretoken" value="\w+"/g, "");
+
   function replace(old, part) {
     if (old.className !== part.className) old.className = part.className;
-    if ((drawn.get(old) ?? old.innerHTML) === part.innerHTML) return;
+    if (plain(drawn.get(old) ?? old.innerHTML) === plain(part.innerHTML)) return;
+    if (old.querySelector(":popover-open")) return; // somebody is reading it; the next answer replaces it
     const focused = old.contains(document.activeElement) ? document.activeElement : null;
     const opened = [...old.querySelectorAll("details")].map((details) => details.open);
     drawn.set(old, part.innerHTML);

@@ -109,9 +109,9 @@ def test_cards_say_at_once_what_no_longer_fits(open_page: OpenPage, system: Syst
 
 def test_a_second_site_can_be_named(open_page: OpenPage) -> None:
     page = open_page("/new/activation_extraction/")
-    page.get_by_label("Block").fill("4")
+    page.get_by_label("Block", exact=True).fill("4")
     page.get_by_role("button", name="another site").click()
-    expect(page.get_by_label("Block")).to_have_count(2)
+    expect(page.get_by_label("Block", exact=True)).to_have_count(2)
 
 
 def test_sign_out_is_one_button(browser: object, open_page: OpenPage, system: System) -> None:

@@ -66,15 +66,12 @@ def test_the_queue_says_what_a_job_waits_for(open_page: OpenPage, system: System
 def test_a_silent_agent_turns_the_age_red(open_page: OpenPage, system: System) -> None:
     page = open_page("/")
     expect(page.locator(".live[data-state=live]")).to_be_visible()
-    pids = [pid for pid, command in system.ours() if "manage.py agent" in command or "reader" in command]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+    agent = system.kill("agent", signal.SIGSTOP)
     try:
         expect(page.locator(".live[data-state=stale]")).to_contain_text("updated")
         expect(page.locator("[data-part=notices]")).to_contain_text("The agent of testhost was last heard")
     finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
+        os.kill(agent, signal.SIGCONT)
     expect(page.locator(".live[data-state=live]")).to_be_visible()
     expect(page.locator("[data-part=notices]")).not_to_contain_text("was last heard")
 

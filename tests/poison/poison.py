@@ -1,0 +1,11 @@
+"""A kind whose import does what some libraries do: it touches CUDA in the process that forks (G39).
+
+Only the flag is false: where torch is loaded, it is told that CUDA was initialised here.
+"""
+
+import sys
+
+from tests.rehearsal.rehearsal import Kind as Kind
+
+if (torch := sys.modules.get("torch")) is not None:
+    torch.cuda._initialized = True
