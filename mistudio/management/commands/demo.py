@@ -32,9 +32,9 @@ BAR = 24
 
 EXTRACTION: dict[str, Any] = {
     "sites": [{"block": 8, "site": "resid_post"}],
-    "max_tokens": 120_000,
+    "max_tokens": 60_000,
     "context_size": 128,
-    "batch_size": 16,
+    "batch_size": 8,
 }
 TRAINING: dict[str, Any] = {"d_sae": 2304, "k": 32, "tokens": 500_000, "batch_size": 2048}
 
