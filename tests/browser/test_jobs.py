@@ -35,17 +35,17 @@ def test_filters_change_the_list_and_the_address(open_page: OpenPage, system: Sy
 
 
 def test_a_job_page_follows_the_work(open_page: OpenPage, system: System) -> None:
-    job = system.submit("rehearsal", name="followed", steps=60, seconds_per_step=0.1, memory_mib=50, gpu=2)
+    job = system.submit("rehearsal", name="followed", steps=250, seconds_per_step=0.1, memory_mib=50, gpu=2)
     page = open_page(f"/jobs/{job['id']}/")
-    expect(page.locator("[data-lead]")).to_contain_text(re.compile(r"\d+ % · counting · \d+ of 60 steps .* left"))
+    expect(page.locator("[data-lead]")).to_contain_text(re.compile(r"\d+ % · counting · \d+ of 250 steps .* left"))
     expect(page.locator("#curves .plot canvas").first).to_be_visible()
     expect(page.locator("#log")).to_contain_text("verified")
     first = page.locator("[data-lead]").inner_text()
     expect(page.locator("[data-lead]")).not_to_have_text(first)
     expect(page.locator("[data-part=lead] .chip").first).to_have_text("2")
     expect(page.locator("[data-part=head] .badge", has_text="succeeded")).to_be_visible()
-    expect(page.locator("[data-part=made]")).to_contain_text("rehearsal 60")
-    expect(page.locator("[data-part=result]")).to_contain_text("60")
+    expect(page.locator("[data-part=made]")).to_contain_text("rehearsal 250")
+    expect(page.locator("[data-part=result]")).to_contain_text("250")
 
 
 def test_cancel_asks_first(open_page: OpenPage, system: System) -> None:

@@ -196,8 +196,10 @@ def test_one_document_cannot_be_divided(tmp_path: Path) -> None:
         split(made_up(tmp_path, numbered(40), documents=1))
 
 
-def test_a_pass_gives_every_row_once_in_a_new_order(tmp_path: Path) -> None:
-    stream = Shuffled(everything(made_up(tmp_path, numbered(120))), 10, seed=0, buffer_bytes=60 * 32)
+@pytest.mark.parametrize("shards", [1, 4])
+def test_a_pass_gives_every_row_once_in_a_new_order(tmp_path: Path, shards: int) -> None:
+    store = made_up(tmp_path, numbered(120), shards=shards)
+    stream = Shuffled(everything(store), 10, seed=0, buffer_bytes=60 * 32)
     first, second = (
         torch.cat([stream.batch(step) for step in range(start, start + 12)])[:, 0].tolist()
         for start in (0, 12)

@@ -61,6 +61,19 @@ def test_gradients_equal_autograd_on_the_dense_form(x: Tensor, dead: Tensor, aux
         torch.testing.assert_close(gradient, gradients(theirs)[name], atol=1e-12, rtol=1e-10)
 
 
+def test_selected_latents_below_zero_take_no_gradient(x: Tensor) -> None:
+    """With most of what is encoded negative, the four largest of a token include some that ReLU ends."""
+    ours, theirs = s8(torch.float64), s8(torch.float64)
+    with torch.no_grad():
+        ours.b_enc.sub_(5)
+        theirs.b_enc.sub_(5)
+    found = backward(ours, x, NOBODY, OFF)
+    assert 0 < (found.code.values == 0).double().mean() < 1
+    dense_loss(theirs, x, NOBODY, OFF).backward()
+    for name, gradient in gradients(ours).items():
+        torch.testing.assert_close(gradient, gradients(theirs)[name], atol=1e-12, rtol=1e-10)
+
+
 def test_gradients_equal_autograd_in_float32(X32: Tensor) -> None:
     ours, theirs, aux = s8(), s8(), Aux(k=4, coefficient=1 / 32)
     backward(ours, X32, LAST_FOUR, aux)
