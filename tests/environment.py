@@ -11,6 +11,8 @@ from pathlib import Path
 HOME = tempfile.mkdtemp(prefix="mistudio-tests-")
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 
+DATABASE = os.environ.get("MISTUDIO_TEST_DATABASE_URL", "")
+
 # A developer's own settings must not reach the tests, nor the tests a developer's data.
 for name in [n for n in os.environ if n.startswith("MISTUDIO_")]:
     del os.environ[name]
@@ -24,3 +26,5 @@ os.environ |= {
 }
 for name in ("DATABASE_URL", "REDIS_URL", "CUDA_VISIBLE_DEVICES", "FAULT", "FAULT_ONCE", "PORT"):
     os.environ.pop(name, None)
+if DATABASE:
+    os.environ["DATABASE_URL"] = DATABASE
