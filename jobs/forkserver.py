@@ -121,7 +121,6 @@ def become_keeper(job_id: str, attempt: int, sock: socket.socket) -> None:
     """In the child: forget the server, be a keeper, and never return."""
     try:
         sock.close()
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.environ.pop("OPENBLAS_NUM_THREADS", None)
         from jobs import keeper
 

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -53,6 +54,7 @@ class Command(BaseCommand):
         lock = take_lock(settings.MISTUDIO_HOME)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
+        require_free_port(settings.MISTUDIO_BIND, options["port"])
         self.written_pids: dict[str, int | None] = {}
         self.broker = self.start_broker()
         call_command("migrate", verbosity=0, interactive=False)
@@ -77,8 +79,8 @@ class Command(BaseCommand):
         if os.environ.get("REDIS_URL"):
             broker.wait_until_answers(settings.REDIS_URL)
             return None
-        socket = home.socket_folder(settings.MISTUDIO_HOME) / "broker.sock"
-        command = broker.command(socket, settings.MISTUDIO_HOME / "run" / "broker")
+        path = home.socket_folder(settings.MISTUDIO_HOME) / "broker.sock"
+        command = broker.command(path, settings.MISTUDIO_HOME / "run" / "broker")
         service = Service(
             "broker", command, settings.MISTUDIO_HOME / "logs" / "broker.log", settings.BASE_DIR
         )
@@ -209,6 +211,16 @@ def take_lock(folder: Path) -> IO[str]:
             f"miStudio already runs on {folder}; see {folder / 'run' / 'ready.json'}."
         ) from None
     return lock
+
+
+def require_free_port(bind: str, port: int) -> None:
+    """Refuse now: another server on this port would answer in our place."""
+    with socket.socket(socket.AF_INET6 if ":" in bind else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((bind, port))
+        except OSError as error:
+            raise CommandError(f"Port {port} of {bind}: {error.strerror}. Choose another: PORT={port + 1}.") from None
 
 
 def _shown(bind: str) -> str:
