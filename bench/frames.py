@@ -8,6 +8,7 @@ Starts a system of its own with three simulated cards at the real clock and list
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import sys
 import tempfile
@@ -24,7 +25,9 @@ async def listen(system: System, seconds: float) -> tuple[list[float], list[int]
     uuid = system.cards()[1]["uuid"]
     address = f"{system.url.replace('http', 'ws')}/ws/system/gpu/{uuid}/"
     times, numbers = [], []
-    async with websockets.connect(address, additional_headers={"Authorization": f"Token {system.token}"}) as socket:
+    async with websockets.connect(
+        address, additional_headers={"Authorization": f"Token {system.token}"}
+    ) as socket:
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             try:
@@ -40,7 +43,9 @@ async def listen(system: System, seconds: float) -> tuple[list[float], list[int]
 async def idle(system: System, seconds: float) -> bool:
     """Whether a socket that subscribes to nothing is still open after `seconds`."""
     address = f"{system.url.replace('http', 'ws')}/ws/"
-    async with websockets.connect(address, additional_headers={"Authorization": f"Token {system.token}"}) as socket:
+    async with websockets.connect(
+        address, additional_headers={"Authorization": f"Token {system.token}"}
+    ) as socket:
         await asyncio.sleep(seconds)
         await socket.send(json.dumps({"action": "subscribe", "channel": "system/cpu"}))
         return bool(await asyncio.wait_for(socket.recv(), 5))
@@ -54,9 +59,11 @@ def main() -> None:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 60
     with System(Path(tempfile.mkdtemp()) / "home", time_scale=1) as system:
         (times, numbers), lives = asyncio.run(both(system, seconds))
-    gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
-    steps = {b - a for a, b in zip(numbers, numbers[1:], strict=False)}
-    print(f"{len(times)} frames in {seconds:.0f} s, {min(gaps):.3f} to {max(gaps):.3f} s apart, seq steps {steps}")
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    steps = {b - a for a, b in itertools.pairwise(numbers)}
+    print(
+        f"{len(times)} frames in {seconds:.0f} s, {min(gaps):.3f} to {max(gaps):.3f} s apart, seq steps {steps}"
+    )
     print(f"an idle socket after {seconds:.0f} s: {'open' if lives else 'closed'}")
 
 

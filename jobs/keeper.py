@@ -45,7 +45,9 @@ def main(job_id: str, number: int) -> None:
         os.setsid()
     processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a nudge may come before the loop stands
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the fork server ignores it, and what it executes inherits that
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # the fork server ignores it, and what it executes inherits that
     setproctitle(f"mistudio keeper {job_id}")
     attempt = Attempt.objects.select_related("job__owner", "host").get(job_id=job_id, number=number)
     me = processes.find(os.getpid())

@@ -108,9 +108,10 @@ class Kind(JobKind):
             "model": sizes.model_bytes(manifest, on_cpu=on_cpu),
             "forward": sizes.forward_bytes(manifest, tokens, on_cpu=on_cpu) + sites * tokens * width * 4,
         }
-        # On a CPU the shard being filled and the corpus lie in the same memory; on a card CUDA takes its
-        # share.
-        parts |= {"shard": 16_384 * sites * width * 10} if on_cpu else {"cuda": sizes.CUDA_BYTES}
+        if on_cpu:  # the shard being filled and the text lie in the same memory
+            parts |= {"shard": 16_384 * sites * width * 10, "text": sizes.CORPUS_BYTES}
+        else:
+            parts["cuda"] = sizes.CUDA_BYTES
         return Estimate.of(parts, disk_bytes=params["max_tokens"] * (sites * stored + 9))
 
     def run(self, context: Context, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from jobs.fields import ArtifactField, SiteField
 from jobs.kind import Context, Estimate, Input, JobKind
 
 if TYPE_CHECKING:
-    from jobs.interp import activations
+    from jobs.interp import reading
     from jobs.interp.sae import assess, metrics, train
 
 #: Rows per forward pass while the loss on held-out text is measured: scores over a vocabulary are wide.
@@ -84,7 +84,7 @@ class SaeTrainingParams(serializers.Serializer):
     checkpoint_every = serializers.IntegerField(
         min_value=1,
         max_value=10**6,
-        default=200,
+        default=500,
         help_text="Steps between checkpoints; the last two are kept.",
     )
 
@@ -158,15 +158,15 @@ class Data:
 
     source: Input
     site: Mapping[str, Any]
-    split: activations.Split
+    split: reading.Split
 
     @classmethod
     def open(cls, source: Input, params: Mapping[str, Any]) -> Data:
-        from jobs.interp import activations
+        from jobs.interp import reading
 
         site = find_site(params, source.manifest)
-        store = activations.Store(source.path / site["folder"])
-        split = activations.split(
+        store = reading.Store(source.path / site["folder"])
+        split = reading.split(
             store, heldout_fraction=params["heldout_fraction"], outlier_ratio=params["outlier_ratio"]
         )
         return cls(source, site, split)
@@ -200,11 +200,11 @@ def model_folder(context: Context, source: Input) -> Path:
 
 def trained(context: Context, params: Mapping[str, Any], data: Data) -> train.Training:
     """The training at its last step, begun here or gone on with from a checkpoint."""
-    from jobs.interp import activations
+    from jobs.interp import reading
     from jobs.interp.sae import train
 
     settings = train.Settings(**{name: params[name] for name in train.Settings.names() if name in params})
-    stream = activations.Shuffled(data.split.train, settings.batch_size, settings.seed)
+    stream = reading.Shuffled(data.split.train, settings.batch_size, settings.seed)
     mean_norm = data.split.train.mean_norm()
     training = train.begin_or_resume(settings, stream, mean_norm, context.checkpoints, device=context.device)
 
@@ -221,7 +221,7 @@ def measured_loss(
 ) -> metrics.CrossEntropy:
     """The model's loss on held-out text as it is, through the SAE, and without the site."""
     from jobs.interp import models
-    from jobs.interp.activations import heldout_text
+    from jobs.interp.reading import heldout_text
     from jobs.interp.sae.metrics import cross_entropy
     from jobs.interp.site import Site
 

@@ -80,7 +80,9 @@ def test_it_leaves_an_sae_in_the_layout_of_saelens(three: System, ended: dict[st
     assert result["ce_recovered"] > 0.5
 
 
-def test_it_says_how_each_result_was_made_without_paths_or_secrets(three: System, ended: dict[str, Any]) -> None:
+def test_it_says_how_each_result_was_made_without_paths_or_secrets(
+    three: System, ended: dict[str, Any]
+) -> None:
     manifests = list((three.home / "artifacts").glob("*/*/manifest.json"))
     assert len(manifests) == 3
     for path in manifests:

@@ -32,7 +32,9 @@ def test_it_refuses_a_port_that_is_taken(system: System, tmp_path: Path) -> None
 
 
 def test_it_refuses_a_malformed_setting_with_a_sentence(system: System, tmp_path: Path) -> None:
-    refused = up(system.env | {"MISTUDIO_HOME": str(tmp_path), "MISTUDIO_SIMULATED_GPUS": "24 apples"}, free_port())
+    refused = up(
+        system.env | {"MISTUDIO_HOME": str(tmp_path), "MISTUDIO_SIMULATED_GPUS": "24 apples"}, free_port()
+    )
     assert refused.returncode == 1
     assert "MISTUDIO_SIMULATED_GPUS='24 apples': expected sizes such as 24GiB" in refused.stderr
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from jobs.interp.activations import Recipe, Selection, Shuffled, Store, extract, heldout_text, split
+from jobs.interp.activations import Recipe, extract
 from jobs.interp.errors import Stopped, Unusable
 from jobs.interp.hooks import capture
 from jobs.interp.models import LanguageModel
+from jobs.interp.reading import Selection, Shuffled, Store, heldout_text, split
 from jobs.interp.site import Site
 from jobs.interp.tokens import Row, rows_of
 from tests.interp.conftest import assert_same_vectors

@@ -90,31 +90,38 @@ def test_what_would_be_applied_wrongly_is_refused(folder: Path, key: str, value:
         load_sae(folder)
 
 
+PROGRAM = """
+import sys, pathlib
+from safetensors.torch import load_file, save_file
+from sae_lens import SAE
+folder = pathlib.Path(sys.argv[1])
+x = load_file(folder / "x.safetensors")["x"]
+for name in sys.argv[2:]:
+    sae = SAE.load_from_disk(str(folder / name))
+    acts = sae.encode(x)
+    acts = acts.to_dense() if acts.is_sparse else acts
+    found = {"acts": acts.detach().contiguous(), "x_hat": sae(x).detach().contiguous()}
+    save_file(found, folder / f"{name}.out")
+    assert sae.cfg.metadata.hook_name == "blocks.1.hook_resid_post"
+"""
+
+
 @pytest.mark.oracle
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("scale", [1.0, 0.31])
-def test_saelens_opens_it_and_reconstructs_the_same(
-    tmp_path: Path, S8: TopK, X7: torch.Tensor, scale: float
-) -> None:
+def test_saelens_opens_it_and_reconstructs_the_same(tmp_path: Path, S8: TopK, X7: torch.Tensor) -> None:
+    """O1 and O8: as trained, and with a scale of 0.31 folded in."""
     if not ORACLE.exists():
         pytest.skip("no .venv-oracle with sae-lens")
-    save_sae(tmp_path / "sae", S8.folded(scale), METADATA, log10_frequencies=torch.zeros(24))
+    scales = {"plain": 1.0, "folded": 0.31}
+    for name, scale in scales.items():
+        save_sae(tmp_path / name, S8.folded(scale), METADATA, log10_frequencies=torch.zeros(24))
     save_file({"x": X7}, tmp_path / "x.safetensors")
-    program = (
-        "import sys, pathlib\n"
-        "from safetensors.torch import load_file, save_file\n"
-        "from sae_lens import SAE\n"
-        "folder = pathlib.Path(sys.argv[1])\n"
-        "sae = SAE.load_from_disk(str(folder / 'sae'))\n"
-        "x = load_file(folder / 'x.safetensors')['x']\n"
-        "acts = sae.encode(x)\n"
-        "acts = acts.to_dense() if acts.is_sparse else acts\n"
-        "result = {'acts': acts.detach().contiguous(), 'x_hat': sae(x).detach().contiguous()}\n"
-        "save_file(result, folder / 'out.safetensors')\n"
-        "assert sae.cfg.metadata.hook_name == 'blocks.1.hook_resid_post'\n"
+    done = subprocess.run(
+        [ORACLE, "-c", PROGRAM, tmp_path, *scales], capture_output=True, text=True, check=False
     )
-    subprocess.run([ORACLE, "-c", program, tmp_path], check=True, capture_output=True, text=True)
-    theirs = load_file(tmp_path / "out.safetensors")
-    reference = S8(scale * X7).detach() / scale
-    torch.testing.assert_close(theirs["x_hat"], reference, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(theirs["acts"], S8.encode(scale * X7).detach(), atol=1e-5, rtol=1e-5)
+    assert done.returncode == 0, done.stderr
+    for name, scale in scales.items():
+        theirs = load_file(tmp_path / f"{name}.out")
+        reference = S8(scale * X7).detach() / scale
+        torch.testing.assert_close(theirs["x_hat"], reference, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(theirs["acts"], S8.encode(scale * X7).detach(), atol=1e-5, rtol=1e-5)

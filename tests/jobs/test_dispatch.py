@@ -47,7 +47,9 @@ def test_it_counts_what_running_jobs_have_still_to_take(alice: User, living_host
 
 
 def test_it_never_moves_a_named_job(alice: User, three_cards: list[Gpu]) -> None:
-    first, second = (make_job(alice, gpu_request=three_cards[1].uuid, gpu_wanted=three_cards[1].uuid) for _ in "ab")
+    first, second = (
+        make_job(alice, gpu_request=three_cards[1].uuid, gpu_wanted=three_cards[1].uuid) for _ in "ab"
+    )
     assert dispatch.schedule() == 1
     assert placed(first) == three_cards[1].uuid
     assert placed(second) is None

@@ -61,7 +61,10 @@ def test_it_answers_a_range_with_206(job: Job, alice: User) -> None:
     assert "attachment" in whole["Content-Disposition"]
     part = client.get(f"/api/v1/jobs/{job.pk}/files/out/numbers.txt", headers={"range": "bytes=2-4"})
     assert (part.status_code, part["Content-Range"]) == (206, "bytes 2-4/10")
-    assert client.get(f"/api/v1/jobs/{job.pk}/files/out/numbers.txt", headers={"range": "bytes=90-"}).status_code == 416
+    assert (
+        client.get(f"/api/v1/jobs/{job.pk}/files/out/numbers.txt", headers={"range": "bytes=90-"}).status_code
+        == 416
+    )
 
 
 def test_it_lists_the_files(job: Job, alice: User) -> None:

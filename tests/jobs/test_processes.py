@@ -26,7 +26,9 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def attempt(**fields: Any) -> Any:
-    empty = dict.fromkeys(("keeper_pid", "keeper_start", "work_pid", "work_start", "session_id", "token_hash"))
+    empty = dict.fromkeys(
+        ("keeper_pid", "keeper_start", "work_pid", "work_start", "session_id", "token_hash")
+    )
     return SimpleNamespace(**empty | {"members": [], "boot_id": processes.boot_id()} | fields)
 
 
@@ -61,7 +63,9 @@ def test_it_knows_an_orphan_by_its_token() -> None:
     script = "import os, subprocess; subprocess.Popen(['setsid', 'sleep', '60'])"
     token = "0123456789abcdef"
     before = set(processes.parents())
-    subprocess.run([sys.executable, "-c", script], env=os.environ | {processes.TOKEN_VARIABLE: token}, check=True)
+    subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | {processes.TOKEN_VARIABLE: token}, check=True
+    )
     time.sleep(0.2)
     members = processes.members(attempt(token_hash=processes.token_hash(token)))
     try:

@@ -17,7 +17,9 @@ from jobs.models import ACTIVE, FINAL, WAITING, Artifact, Job, JobMetric, Lease,
 
 
 def make_job(owner: User, **fields: Any) -> Job:
-    return Job.objects.create(**{"kind": "rehearsal", "owner": owner, "estimate": {"memory_bytes": 1}} | fields)
+    return Job.objects.create(
+        **{"kind": "rehearsal", "owner": owner, "estimate": {"memory_bytes": 1}} | fields
+    )
 
 
 @pytest.fixture
@@ -76,7 +78,9 @@ def test_it_claims_an_attempt_once(alice: User, three_cards: list[Gpu]) -> None:
 def test_it_lets_the_database_judge_a_slot(running: Job) -> None:
     lease = Lease.objects.get()
     with pytest.raises(IntegrityError), transaction.atomic():
-        Lease.objects.create(resource=lease.resource, job_class="batch", slot=lease.slot, attempt=lease.attempt)
+        Lease.objects.create(
+            resource=lease.resource, job_class="batch", slot=lease.slot, attempt=lease.attempt
+        )
 
 
 # Ends -------------------------------------------------------------------------------------------------
@@ -157,7 +161,9 @@ def test_it_fails_a_job_lost_three_times_at_the_same_place(running: Job) -> None
 
 def test_it_counts_anew_after_a_newer_checkpoint(running: Job) -> None:
     for step in range(5):
-        running.attempts.filter(number=running.attempt).update(start_checkpoint=endings.progress_mark(running))
+        running.attempts.filter(number=running.attempt).update(
+            start_checkpoint=endings.progress_mark(running)
+        )
         (paths.checkpoints(running) / f"step-{step}").mkdir(parents=True)
         lose(running)
     assert running.status == Status.STARTING
@@ -205,7 +211,9 @@ def test_it_keeps_the_newest_value_of_a_step(running: Job) -> None:
     assert dict(JobMetric.objects.values_list("name", "value")) == {"loss": 1.0, "fvu": None}
 
 
-def test_it_cannot_start_on_a_host_that_is_silent(alice: User, living_host: Host, three_cards: list[Gpu]) -> None:
+def test_it_cannot_start_on_a_host_that_is_silent(
+    alice: User, living_host: Host, three_cards: list[Gpu]
+) -> None:
     Host.objects.update(worker_seen_at=None)
     job = make_job(alice)
     assert dispatch.schedule() == 0

@@ -39,15 +39,20 @@ def test_it_stores_what_was_asked_for(post: Any, three_cards: list[Gpu], asked: 
     spelled = {"uuid": f" {three_cards[0].uuid} ", "UUID": three_cards[0].uuid.upper()}.get(asked, asked)
     answer = post(gpu=spelled)
     assert answer.status_code == 201, answer.data
-    assert answer.data["gpu_request"] == answer.data["gpu_wanted"] == (
-        "auto" if stored == "auto" else three_cards[0].uuid
+    assert (
+        answer.data["gpu_request"]
+        == answer.data["gpu_wanted"]
+        == ("auto" if stored == "auto" else three_cards[0].uuid)
     )
     assert answer.data["gpu_uuid"] is None
     assert answer.data["status"] == "queued"
 
 
 BAD = [
-    *((asked, "invalid_gpu") for asked in (True, -1, 1.0, "", [], "0,1", "auto:0", "cuda:0", "GPU-aaaaaaaa", [0, 0])),
+    *(
+        (asked, "invalid_gpu")
+        for asked in (True, -1, 1.0, "", [], "0,1", "auto:0", "cuda:0", "GPU-aaaaaaaa", [0, 0])
+    ),
     *((asked, "unknown_gpu") for asked in (3, "GPU-ffffffff-0000-0000-0000-000000000000")),
     *((asked, "too_many_gpus") for asked in ([0, 1], "auto:2")),
 ]
@@ -67,7 +72,9 @@ def test_it_refuses_a_card_that_cannot_be_and_queues_nothing(post: Any, asked: A
     ("field", "value"),
     [("enabled", False), ("selectable", False), ("lost_at", "now"), ("removed_at", "now")],
 )
-def test_it_refuses_a_card_that_is_not_available(post: Any, three_cards: list[Gpu], field: str, value: Any) -> None:
+def test_it_refuses_a_card_that_is_not_available(
+    post: Any, three_cards: list[Gpu], field: str, value: Any
+) -> None:
     from django.utils import timezone
 
     Gpu.objects.filter(pk=three_cards[0].pk).update(**{field: timezone.now() if value == "now" else value})
@@ -156,7 +163,9 @@ def test_it_documents_the_gpu_of_every_kind_on_a_card(name: str) -> None:
     from drf_spectacular.generators import SchemaGenerator
 
     schema = SchemaGenerator().get_schema(request=None, public=True)
-    body = schema["paths"][f"/api/v1/jobs/{name}/"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    body = schema["paths"][f"/api/v1/jobs/{name}/"]["post"]["requestBody"]["content"]["application/json"][
+        "schema"
+    ]
     fields = schema["components"]["schemas"][body["$ref"].rsplit("/", 1)[1]]["properties"]
     assert "gpu" in fields
     assert not set(registry.get(name).Params().fields) & {"gpu", "priority", "name", "after", "hold"}

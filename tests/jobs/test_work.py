@@ -24,7 +24,9 @@ def granted(alice: User, three_cards: list[Gpu]) -> Job:
     return job
 
 
-def test_it_tells_the_work_cuda_0_whatever_the_card_g23(granted: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_tells_the_work_cuda_0_whatever_the_card_g23(
+    granted: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     attempt = attempt_of(granted)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "")

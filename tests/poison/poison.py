@@ -5,7 +5,7 @@ Only the flag is false: where torch is loaded, it is told that CUDA was initiali
 
 import sys
 
-from tests.rehearsal.rehearsal import Kind as Kind
+from tests.rehearsal.rehearsal import Kind  # noqa: F401 (a kind is found by this name)
 
 if (torch := sys.modules.get("torch")) is not None:
     torch.cuda._initialized = True

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from jobs.interp.activations import Split
+from jobs.interp.reading import Split
 from jobs.interp.sae.metrics import CrossEntropy, Quality, limited, log10_frequency, quality
 from jobs.interp.sae.train import Training
 

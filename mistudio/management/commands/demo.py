@@ -36,7 +36,7 @@ EXTRACTION: dict[str, Any] = {
     "context_size": 128,
     "batch_size": 8,
 }
-TRAINING: dict[str, Any] = {"d_sae": 2304, "k": 32, "tokens": 500_000, "batch_size": 2048}
+TRAINING: dict[str, Any] = {"d_sae": 2304, "k": 32, "tokens": 500_000, "batch_size": 2048, "lr": 0.002}
 
 
 class Command(BaseCommand):
