@@ -108,12 +108,8 @@ def preload() -> None:
 def start(job_id: str, attempt: int, sock: socket.socket) -> None:
     reason = unsafe()
     if reason:
-        logger.warning(
-            "starting %s as a fresh process, 2 s slower: %s, since the import of %s",
-            job_id,
-            reason,
-            *culprits[:1] or ["none of ours"],
-        )
+        since = culprits[0] if culprits else "something later than our own imports"
+        logger.warning("starting %s as a fresh process, 2 s slower: %s, since %s", job_id, reason, since)
         spawn(job_id, attempt)
         return
     if os.fork() == 0:

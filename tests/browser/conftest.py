@@ -17,7 +17,13 @@ from tests.system import ROOT, System  # noqa: E402
 
 expect.set_options(timeout=20_000)  # a loaded machine is slow, not wrong
 CHROMIUM = "/usr/bin/chromium"
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+]
 #: What browsers themselves write when a server goes away, and when a form is refused.
 EXPECTED = ("WebSocket connection to", "net::ERR_", "status of 400")
 
@@ -39,7 +45,9 @@ def browser() -> Iterator[Browser]:
 def sign_in(browser: Browser, system: System) -> dict[str, object]:
     """As people do: open the printed link and press its button; the cookies to come back with."""
     command = [sys.executable, "manage.py", "signin-link", "--base-url", system.url]
-    printed = subprocess.run(command, cwd=ROOT, env=system.env, check=True, capture_output=True, text=True).stdout
+    printed = subprocess.run(
+        command, cwd=ROOT, env=system.env, check=True, capture_output=True, text=True
+    ).stdout
     context = browser.new_context()
     page = context.new_page()
     page.goto(printed.strip().splitlines()[-1])
@@ -64,7 +72,9 @@ def until(page: Page, script: str, seconds: float = 15) -> None:
 
 
 @pytest.fixture
-def open_page(browser: Browser, system: System, signed_in: dict[str, object]) -> Iterator[Callable[..., Page]]:
+def open_page(
+    browser: Browser, system: System, signed_in: dict[str, object]
+) -> Iterator[Callable[..., Page]]:
     """`open_page("/jobs/", width=390, theme="dark")`; at the end of the test the console must be clean."""
     contexts: list[BrowserContext] = []
     complaints: list[str] = []

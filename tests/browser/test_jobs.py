@@ -37,7 +37,9 @@ def test_filters_change_the_list_and_the_address(open_page: OpenPage, system: Sy
 def test_a_job_page_follows_the_work(open_page: OpenPage, system: System) -> None:
     job = system.submit("rehearsal", name="followed", steps=250, seconds_per_step=0.1, memory_mib=50, gpu=2)
     page = open_page(f"/jobs/{job['id']}/")
-    expect(page.locator("[data-lead]")).to_contain_text(re.compile(r"\d+ % · counting · \d+ of 250 steps .* left"))
+    expect(page.locator("[data-lead]")).to_contain_text(
+        re.compile(r"\d+ % · counting · \d+ of 250 steps .* left")
+    )
     expect(page.locator("#curves .plot canvas").first).to_be_visible()
     expect(page.locator("#log")).to_contain_text("verified")
     first = page.locator("[data-lead]").inner_text()
@@ -104,7 +106,9 @@ def test_cards_say_at_once_what_no_longer_fits(open_page: OpenPage, system: Syst
     page.get_by_label("Estimate mib").blur()
     expect(page.locator(f'input[name=gpu][value="{small}"]')).to_be_disabled()
     expect(page.locator(f'input[name=gpu][value="{big}"]')).to_be_enabled()
-    expect(page.locator("label", has=page.locator(f'input[value="{small}"]'))).to_contain_text("this card can give")
+    expect(page.locator("label", has=page.locator(f'input[value="{small}"]'))).to_contain_text(
+        "this card can give"
+    )
 
 
 def test_a_second_site_can_be_named(open_page: OpenPage) -> None:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.engine
 
 def up(env: dict[str, str], port: int) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "manage.py", "up", "--port", str(port)]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, check=False, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
 
 
 def test_it_refuses_a_second_up_on_the_same_folder(system: System) -> None:

@@ -93,7 +93,8 @@ def test_it_lists_descendants_of_all_depths() -> None:
 
 
 def test_it_sees_the_memory_that_a_process_alone_holds() -> None:
-    script = "import time; x = bytearray(100 << 20); x[::4096] = b'x' * len(x[::4096]); print(flush=True); time.sleep(60)"
+    touch = "x = bytearray(100 << 20); x[::4096] = b'x' * len(x[::4096])"
+    script = f"import time; {touch}; print(flush=True); time.sleep(60)"
     child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     assert child.stdout is not None
     child.stdout.readline()

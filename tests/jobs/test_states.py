@@ -11,8 +11,8 @@ from django.db import IntegrityError, transaction
 from gpus.models import Gpu, Host
 from jobs import dispatch, endings, paths
 from jobs.endings import End
-from jobs.journal import Journal
 from jobs.exceptions import Fenced
+from jobs.journal import Journal
 from jobs.models import ACTIVE, FINAL, WAITING, Artifact, Job, JobMetric, Lease, Outcome, Status, uuid7
 
 
@@ -37,7 +37,7 @@ def attempt_of(job: Job) -> Any:
 
 
 def test_it_names_every_state_once() -> None:
-    assert FINAL | ACTIVE | WAITING == set(Status)
+    assert set(Status) == FINAL | ACTIVE | WAITING
     assert not (FINAL & ACTIVE) and not (FINAL & WAITING) and not (ACTIVE & WAITING)
 
 

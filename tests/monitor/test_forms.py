@@ -36,7 +36,9 @@ def form_of(user: User, kind: str, **typed: str) -> KindForm:
 
 # The registry -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.needs_gpu != "never"])
-def test_every_kind_that_may_need_a_card_lets_people_choose_it(name: str, alice: User, three_cards: list[Gpu]) -> None:
+def test_every_kind_that_may_need_a_card_lets_people_choose_it(
+    name: str, alice: User, three_cards: list[Gpu]
+) -> None:
     for path in (f"/new/{name}/", f"/new/{name}/fit/"):
         page = signed_in(alice).get(path).content.decode()
         offered = re.findall(r'<input type="radio" name="gpu" value="([^"]+)"', page)
@@ -148,7 +150,9 @@ def test_inputs_offer_artifacts_and_the_jobs_that_will_make_them(alice: User, bo
 
 
 def test_a_link_from_a_finished_job_names_its_result(alice: User) -> None:
-    job = Job.objects.create(kind="activation_extraction", name="layer 4", owner=alice, status=Status.SUCCEEDED)
+    job = Job.objects.create(
+        kind="activation_extraction", name="layer 4", owner=alice, status=Status.SUCCEEDED
+    )
     page = signed_in(alice).get(f"/new/sae_training/?activations=job:{job.pk}").content.decode()
     assert f'<option value="job:{job.pk}" selected>the result of layer 4' in page
 
@@ -158,7 +162,9 @@ def picker(page: str) -> dict[str, str]:
     return dict(re.findall(r'name="gpu" value="([^"]+)"(.*?)</label>', page, re.DOTALL))
 
 
-def test_a_card_that_can_never_hold_the_job_is_disabled_with_the_reason(alice: User, three_cards: list[Gpu]) -> None:
+def test_a_card_that_can_never_hold_the_job_is_disabled_with_the_reason(
+    alice: User, three_cards: list[Gpu]
+) -> None:
     big = make_card(three_cards[0].host, 3, 80, 80)
     typed = {"name": "", "on_card": "true", "estimate_mib": str(40 * 1024), "gpu": "auto"}
     offered = picker(signed_in(alice).post("/new/rehearsal/fit/", typed).content.decode())

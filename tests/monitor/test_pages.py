@@ -90,7 +90,7 @@ def test_from_nine_cards_on_rows_are_lines(count: int, lines: bool, alice: User,
     html = page_of(alice, "/")
     assert html.count("data-card=") == count
     assert ('class="rows lines"' in html) is lines
-    assert f"<b data-field=\"readable_count\">{count}</b>" in html
+    assert f'<b data-field="readable_count">{count}</b>' in html
 
 
 def test_a_lost_card_says_so_and_shows_no_old_numbers(alice: User, living_host: Host) -> None:
@@ -137,7 +137,9 @@ def test_names_of_cards_and_jobs_are_escaped(alice: User, living_host: Host) -> 
 
 
 def test_the_queue_says_why_not_now(alice: User, three_cards: list[Gpu]) -> None:
-    make_job(alice, name="second", waiting_for={"reason": "lease", "detail": "after first", "eta_seconds": 2280})
+    make_job(
+        alice, name="second", waiting_for={"reason": "lease", "detail": "after first", "eta_seconds": 2280}
+    )
     text = text_of(page_of(alice, "/"))
     assert "second" in text
     assert "after first, about 38 min" in text
@@ -206,11 +208,15 @@ def failed(alice: User, three_cards: list[Gpu]) -> Job:
         started_at=timezone.now() - timedelta(seconds=90),
         finished_at=timezone.now(),
     )
-    Attempt.objects.create(job=job, number=1, host=three_cards[0].host, gpu_uuids=job.gpu_uuids, gpu_names=["Card"])
+    Attempt.objects.create(
+        job=job, number=1, host=three_cards[0].host, gpu_uuids=job.gpu_uuids, gpu_names=["Card"]
+    )
     return job
 
 
-def test_a_failed_job_leads_with_its_sentence_and_offers_a_retry(alice: User, staff: User, failed: Job) -> None:
+def test_a_failed_job_leads_with_its_sentence_and_offers_a_retry(
+    alice: User, staff: User, failed: Job
+) -> None:
     for user in (alice, staff):
         text = text_of(page_of(user, f"/jobs/{failed.pk}/"))
         assert "The card had 1.2 GiB free and 3.4 GiB were needed. Try batch_size 8." in text
@@ -223,7 +229,7 @@ def test_others_see_the_reduced_form(bob: User, failed: Job) -> None:
     html = page_of(bob, f"/jobs/{failed.pk}/")
     assert "broken" in html
     assert "out of memory" in html
-    for hidden in ("1.2 GiB", "batch_size 8", "OutOfMemoryError", "Retry", "id=\"log\"", "steps"):
+    for hidden in ("1.2 GiB", "batch_size 8", "OutOfMemoryError", "Retry", 'id="log"', "steps"):
         assert hidden not in html, hidden
 
 
@@ -235,7 +241,9 @@ def test_others_can_do_nothing_to_it(bob: User, failed: Job) -> None:
     assert client.get(f"/jobs/{failed.pk}/points/").status_code == 404
 
 
-def test_retry_makes_a_new_job_on_the_card_that_was_chosen(alice: User, failed: Job, three_cards: list[Gpu]) -> None:
+def test_retry_makes_a_new_job_on_the_card_that_was_chosen(
+    alice: User, failed: Job, three_cards: list[Gpu]
+) -> None:
     client = Client()
     client.force_login(alice, backend="django.contrib.auth.backends.ModelBackend")
     answer = client.post(f"/jobs/{failed.pk}/retry/", {"gpu": three_cards[2].uuid})
@@ -281,7 +289,9 @@ def test_a_job_of_a_kind_that_is_gone_still_has_its_page(alice: User) -> None:
 
 
 def test_what_the_result_is_good_for(alice: User) -> None:
-    job = Job.objects.create(kind="model_download", owner=alice, params={"source": "demo"}, status=Status.SUCCEEDED)
+    job = Job.objects.create(
+        kind="model_download", owner=alice, params={"source": "demo"}, status=Status.SUCCEEDED
+    )
     Artifact.objects.create(type="model", name="smollm2", owner=alice, job=job)
     html = page_of(alice, f"/jobs/{job.pk}/")
     assert f"/new/activation_extraction/?model=job:{job.pk}" in html
@@ -290,7 +300,9 @@ def test_what_the_result_is_good_for(alice: User) -> None:
 
 def test_points_are_thinned_and_keep_the_last(alice: User) -> None:
     job = make_job(alice)
-    JobMetric.objects.bulk_create(JobMetric(job=job, name="loss", step=n, value=1 / (n + 1)) for n in range(5000))
+    JobMetric.objects.bulk_create(
+        JobMetric(job=job, name="loss", step=n, value=1 / (n + 1)) for n in range(5000)
+    )
     client = Client()
     client.force_login(alice, backend="django.contrib.auth.backends.ModelBackend")
     steps, values = client.get(f"/jobs/{job.pk}/points/").json()["curves"]["loss"]

@@ -220,7 +220,9 @@ def require_free_port(bind: str, port: int) -> None:
         try:
             probe.bind((bind, port))
         except OSError as error:
-            raise CommandError(f"Port {port} of {bind}: {error.strerror}. Choose another: PORT={port + 1}.") from None
+            raise CommandError(
+                f"Port {port} of {bind}: {error.strerror}. Choose another: PORT={port + 1}."
+            ) from None
 
 
 def _shown(bind: str) -> str:
