@@ -8,7 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db import transaction
+from django.db.models import ProtectedError, QuerySet
 from django.http import HttpResponse
 from django.shortcuts import get_object_or_404
 from django_filters import rest_framework as filters
@@ -369,12 +370,16 @@ class ArtifactDetail(generics.RetrieveUpdateDestroyAPIView[Artifact]):
         serializer.save()
 
     def perform_destroy(self, artifact: Artifact) -> None:
-        in_use = artifact.uses.exclude(job__status__in=FINAL).select_related("job")
-        if users := [str(row.job) for row in in_use]:
-            raise ApiError(409, "in_use", f"Used by {', '.join(users)}; wait for it or cancel it.")
-        artifact.uses.update(artifact=None)
         folder = paths.artifact_folder(artifact)
-        artifact.delete()
+        with transaction.atomic():
+            in_use = artifact.uses.exclude(job__status__in=FINAL).select_related("job")
+            if users := [str(row.job) for row in in_use]:
+                raise ApiError(409, "in_use", f"Used by {', '.join(users)}; wait for it or cancel it.")
+            artifact.uses.filter(job__status__in=FINAL).update(artifact=None)
+            try:
+                artifact.delete()
+            except ProtectedError:
+                raise ApiError(409, "in_use", "A job that was just queued uses it.") from None
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -11,6 +11,7 @@ from django.db.models import Q, QuerySet
 from rest_framework import serializers
 
 from jobs import paths
+from jobs.exceptions import JobRejected
 from jobs.fields import ArtifactField
 from jobs.kind import Input, JobKind
 from jobs.models import FINAL, Artifact, Job, JobInput, Status
@@ -90,7 +91,16 @@ def _by_name(candidates: QuerySet[Artifact], reference: str, user: Person) -> Ar
     own = candidates.filter(name=reference, owner_id=user.pk).first()
     owner, slash, name = reference.partition("/")
     named = candidates.filter(name=name, owner__username=owner).first() if slash else None
-    return own or named or candidates.filter(name=reference, type__in=ALWAYS_SHARED).first()
+    return own or named or _only(candidates.filter(name=reference, type__in=ALWAYS_SHARED))
+
+
+def _only(candidates: QuerySet[Artifact]) -> Artifact | None:
+    """The one there is. Of several nobody can know which was meant: a stranger's could pass for the known one."""
+    found = list(candidates.select_related("owner")[:2])
+    if len(found) > 1:
+        names = " or ".join(f"{artifact.owner}/{artifact.name}" for artifact in found)
+        raise serializers.ValidationError(f"Several people have one of this name: say {names}.")
+    return found[0] if found else None
 
 
 def _job(identity: str, types: tuple[str, ...], user: Person, parameter: str) -> Resolved:
@@ -103,7 +113,10 @@ def _job(identity: str, types: tuple[str, ...], user: Person, parameter: str) ->
     if not set(types) & set(made):
         raise serializers.ValidationError(f"Job {job} makes {' and '.join(made)}, not {' or '.join(types)}.")
     if job.status == Status.SUCCEEDED:
-        return Resolved(parameter, artifact=job.artifacts.filter(type__in=types).first())
+        artifact = job.artifacts.filter(type__in=types).first()
+        if artifact is None:
+            raise serializers.ValidationError(f"What job {job} made is not here any more.")
+        return Resolved(parameter, artifact=artifact)
     if job.status in FINAL:
         raise serializers.ValidationError(f"Job {job} ended {job.status}; it will make nothing.")
     return Resolved(parameter, job=job)
@@ -124,9 +137,13 @@ def settle_inputs(job: Job) -> bool:
     fields = references(registry.get(job.kind))
     for waiting in job.inputs.filter(artifact=None).select_related("source_job"):
         types = fields[waiting.parameter].types
-        assert waiting.source_job is not None
-        waiting.artifact = waiting.source_job.artifacts.filter(type__in=types).first()
+        source = waiting.source_job
+        waiting.artifact = source.artifacts.filter(type__in=types).first() if source else None
         if waiting.artifact is None:
+            if source is None or source.status == Status.SUCCEEDED:
+                raise JobRejected(
+                    f"Its input {waiting.parameter} is not here any more.", reason="input_failed"
+                )
             return False
         waiting.save(update_fields=["artifact"])
     return True

@@ -28,6 +28,7 @@ class Slots:
     limits: dict[str, int]
     gpu: Gpu | None = None
     leases: list[Lease] = field(default_factory=list)
+    host_reserved: int = 0  # what jobs on this host's own memory have still to take
 
     def taken(self, job_class: str) -> set[int]:
         return {lease.slot for lease in self.leases if lease.job_class == job_class}
@@ -43,7 +44,7 @@ class Slots:
 
     def reserved_bytes(self) -> int:
         """What running jobs have not taken yet of their estimates."""
-        return sum(max(0, (le.estimate_bytes or 0) - (le.observed_bytes or 0)) for le in self.leases)
+        return sum(still_to_take(lease) for lease in self.leases)
 
     def free_bytes(self) -> int | None:
         """Sampled free memory less reservations; None when the card does not say."""
@@ -59,11 +60,20 @@ class Slots:
         free = self.free_bytes()
         if need is None or free is None or self.gpu is None:
             return True
-        return free - reserve_bytes(self.gpu.memory_total_bytes or 0) >= need and self._host_fits(need)
+        on_host = not self.gpu.simulated or self.host_fits(need)
+        return free - reserve_bytes(self.gpu.memory_total_bytes or 0) >= need and on_host
 
-    def _host_fits(self, need: int) -> bool:
-        """A simulated card's memory is the host's: it must have it, too."""
-        return not (self.gpu and self.gpu.simulated) or psutil.virtual_memory().available >= need
+    def host_fits(self, need: int | None) -> bool:
+        """Whether the host's own memory holds the job: that of the CPU's jobs and of simulated cards."""
+        here = self.host.name == settings.MISTUDIO_HOST_NAME
+        return not here or psutil.virtual_memory().available - self.host_reserved >= (need or 0)
+
+
+def still_to_take(lease: Lease) -> int:
+    """Estimate less what was seen, while the job runs; one that ends takes nothing more."""
+    if lease.state != Lease.State.ACTIVE:
+        return 0
+    return max(0, (lease.estimate_bytes or 0) - (lease.observed_bytes or 0))
 
 
 class Board:
@@ -73,6 +83,7 @@ class Board:
         self.slots: dict[str, Slots] = {}
         self.closed: dict[str, str] = {}
         self._add_resources(self._open_leases())
+        self._reserve_host_memory()
 
     @staticmethod
     def _open_leases() -> dict[str, list[Lease]]:
@@ -88,6 +99,14 @@ class Board:
         for gpu in Gpu.objects.select_related("host"):
             limits = {"batch": gpu.max_jobs, "interactive": gpu.interactive_slots}
             self._add(Slots(gpu.resource, gpu.host, limits, gpu, leases[gpu.resource]))
+
+    def _reserve_host_memory(self) -> None:
+        on_host = [s for s in self.slots.values() if s.gpu is None or s.gpu.simulated]
+        reserved: dict[int, int] = defaultdict(int)
+        for slots in on_host:
+            reserved[slots.host.pk] += slots.reserved_bytes()
+        for slots in on_host:
+            slots.host_reserved = reserved[slots.host.pk]
 
     def _add(self, slots: Slots) -> None:
         self.slots[slots.resource] = slots

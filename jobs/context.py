@@ -11,34 +11,38 @@ from jobs.artifacts import as_input
 from jobs.endings import End
 from jobs.journal import Journal
 from jobs.kind import Input
-from jobs.models import Artifact, Job, Status, uuid7
+from jobs.models import Artifact, Attempt, Job, Status, uuid7
+from jobs.patience import patiently
 
 
 class WorkContext:
     """Folders, inputs, progress and results of one attempt."""
 
-    def __init__(self, job: Job, device: str) -> None:
-        self.job, self.device = job, device
+    def __init__(self, job: Job, attempt: Attempt, device: str, stop: object) -> None:
+        self.job, self.attempt, self.device, self.stop = job, attempt, device, stop
+        self.inputs = patiently(self._read_inputs)
         self.journal = Journal(job)
         self.staging = paths.staging(job, job.attempt)
         self.out = self._folder(self.staging / "out")
         self.checkpoints = self._folder(paths.checkpoints(job))
         self.made: list[dict[str, Any]] = []
-        self.stop_requested = False
 
     @staticmethod
     def _folder(path: Path) -> Path:
         path.mkdir(parents=True, exist_ok=True)
         return path
 
+    def _read_inputs(self) -> dict[str, Input]:
+        """Once, at the start: an artifact that is read is held by the job's row."""
+        rows = self.job.inputs.select_related("artifact")
+        return {row.parameter: as_input(row.artifact) for row in rows if row.artifact is not None}
+
     def input(self, parameter: str) -> Input:
-        artifact = self.job.inputs.select_related("artifact").get(parameter=parameter).artifact
-        assert artifact is not None
-        return as_input(artifact)
+        return self.inputs[parameter]
 
     def artifact_path(self, artifact_id: str) -> Path:
         """Folder of an artifact that an input's manifest names."""
-        return paths.artifact_folder(Artifact.objects.get(pk=artifact_id))
+        return paths.artifact_folder(patiently(lambda: Artifact.objects.get(pk=artifact_id)))
 
     def report(self, done: int, total: int, unit: str = "", *, stage: str = "", message: str = "") -> None:
         self.journal.report(done, total, unit, stage, message)
@@ -47,7 +51,7 @@ class WorkContext:
         self.journal.metric(step, values)
 
     def should_stop(self) -> bool:
-        return self.stop_requested
+        return bool(self.stop)
 
     def artifact(self, type: str, name: str, manifest: Mapping[str, Any]) -> Path:
         """A folder in staging. `manifest` may be filled until `run` returns: it is kept by reference."""

@@ -17,11 +17,11 @@ from django.utils import timezone
 
 from gpus import choice
 from gpus.models import Gpu, Host
-from jobs import events, faults, tasks
-from jobs.artifacts import settle_inputs
+from jobs import events, faults, readiness, tasks
 from jobs.board import Board, Slots
-from jobs.estimates import estimate_job
-from jobs.models import FINAL, Attempt, Job, JobEvent, Lease, Status
+from jobs.exceptions import JobRejected
+from jobs.models import Attempt, Job, JobEvent, Lease, Status
+from jobs.patience import AWAY
 
 logger = logging.getLogger(__name__)
 
@@ -43,17 +43,32 @@ class Wait:
 def schedule() -> int:
     """Start every queued job that can start now, highest priority first, then oldest; how many started.
 
-    A blocked job never blocks jobs for other cards.
+    A blocked job never blocks jobs for other cards, and one that cannot be judged blocks nobody.
     """
     board, granted = Board(), 0
     for job in queued():
-        plan = place(job, board)
-        if isinstance(plan, Wait):
-            note_wait(job, plan)
-        elif grant(job, plan):
+        if try_to_start(job, board):
             granted += 1
             board = Board()
     return granted
+
+
+def try_to_start(job: Job, board: Board) -> bool:
+    try:
+        plan = place(job, board)
+        if not isinstance(plan, Wait):
+            return grant(job, plan)
+        note_wait(job, plan)
+    except JobRejected as why:
+        readiness.turn_away(job, why)
+    except AWAY:
+        raise
+    except Exception as error:
+        logger.exception("%s cannot be placed", job)
+        readiness.leave_queue(
+            job, Status.HELD, error=f"It could not be judged: {type(error).__name__}: {error}"
+        )
+    return False
 
 
 def queued() -> Iterator[Job]:
@@ -65,37 +80,14 @@ def queued() -> Iterator[Job]:
 
 def place(job: Job, board: Board) -> list[Slots] | Wait:
     """The resources that take this job now, or why none does."""
-    if wait := inputs_missing(job):
-        return wait
+    if source := readiness.source_pending(job):
+        return Wait("input", f"after {source}", job_id=str(source.pk))
     if not job.needs_card or job.device == "cpu":
         return place_on_cpu(job, board)
     wanted = choice.wanted(job.gpu_wanted)
     if isinstance(wanted, int):
         return place_auto(job, board)
     return place_named(job, board, wanted)
-
-
-def inputs_missing(job: Job) -> Wait | None:
-    waiting = job.inputs.filter(artifact=None).select_related("source_job")
-    for row in waiting:
-        source = row.source_job
-        if source is not None and source.status in FINAL and source.status != Status.SUCCEEDED:
-            hold(job, f"Its input {row.parameter} was to come from {source}, which ended {source.status}.")
-            return Wait("input", "held", job_id=str(source.pk))
-    if waiting and not settle_inputs(job):
-        source = waiting[0].source_job
-        return Wait("input", f"after {source}", job_id=str(source.pk) if source else None)
-    if job.estimate is None:
-        job.estimate = estimate_job(job)
-        Job.objects.filter(pk=job.pk).update(estimate=job.estimate)
-    return None
-
-
-def hold(job: Job, sentence: str) -> None:
-    with transaction.atomic():
-        if job.move([Status.QUEUED], Status.HELD, error=sentence):
-            JobEvent.objects.create(job=job, event="held", detail=sentence)
-            transaction.on_commit(lambda: events.changed(job))
 
 
 def place_on_cpu(job: Job, board: Board) -> list[Slots] | Wait:
@@ -105,8 +97,11 @@ def place_on_cpu(job: Job, board: Board) -> list[Slots] | Wait:
         if closed:
             continue
         slot = slots.free_slot("batch")
-        if slot is not None and (slot == 0 or not job.needs_card):
-            return [slots]
+        if slot is None or (slot and job.needs_card):
+            continue
+        if not slots.host_fits(need_bytes(job)):
+            return Wait("memory", f"{slots.host} has too little free memory now")
+        return [slots]
     closed_all = [
         board.closed[s.resource] for s in board.slots.values() if s.gpu is None and s.resource in board.closed
     ]

@@ -7,9 +7,11 @@ any two steps leaves something that `complete` can go on with.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from itertools import takewhile
@@ -26,6 +28,9 @@ from jobs.models import ACTIVE, Artifact, Attempt, Job, JobEvent, Lease, Outcome
 
 #: Attempts lost in a row without a newer checkpoint that end the job.
 MAX_LOST = 3
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_HINT = "Free some space on the data disk, then retry from the checkpoint."
+MAX_NAME = 150  # of the 160 that the column holds: room for a number
 LAUNCH_BACKOFF_SECONDS = (5.0, 300.0)
 
 
@@ -81,13 +86,10 @@ def complete(job: Job, attempt: Attempt) -> bool:
 
 
 def _move(source: Path, target: Path) -> None:
-    """Rename into place; done before is done."""
-    if not source.exists():
-        return
+    """Rename into place; what is gone from here was moved before, by us or by whoever came first."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    if target.is_dir():
-        shutil.rmtree(target)  # of an earlier attempt that lost its claim to it
-    os.rename(source, target)
+    with suppress(FileNotFoundError):
+        os.rename(source, target)
     paths.sync_folder(target.parent)
 
 
@@ -98,7 +100,8 @@ def _make_artifacts(job: Job, end: End) -> None:
 
 
 def free_name(job: Job, type: str, name: str) -> str:
-    """`name`, or `name 2`, `name 3`… when its owner already has one of this type."""
+    """`name`, or `name-2`, `name-3`… when its owner already has one of this type."""
+    name = name[:MAX_NAME]
     taken = set(
         Artifact.objects.filter(type=type, owner=job.owner, name__startswith=name).values_list(
             "name", flat=True
@@ -133,12 +136,28 @@ def fail(job: Job, attempt: Attempt, reason: str, error: str, hint: str = "", **
     return moved
 
 
+def reason_of_end(error: Exception) -> tuple[str, str, str]:
+    """Reason, sentence and hint when an end itself cannot be carried out."""
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
+        return "disk_full", f"The results could not be kept: {error.strerror}.", DISK_HINT
+    return "error", f"The results could not be kept: {type(error).__name__}: {error}", ""
+
+
 def cancelled(job: Job, attempt: Attempt, **values: Any) -> bool:
     with transaction.atomic():
         moved = job.move(ACTIVE, Status.CANCELLED)
         if moved:
             close(attempt, Outcome.ENDED, "cancelled", **values)
             _tell(job, Status.CANCELLED)
+    return moved
+
+
+def paused(job: Job, attempt: Attempt, detail: str, **values: Any) -> bool:
+    with transaction.atomic():
+        moved = job.move(ACTIVE, Status.PAUSED)
+        if moved:
+            close(attempt, Outcome.ENDED, detail, **values)
+            _tell(job, Status.PAUSED, detail)
     return moved
 
 
@@ -150,6 +169,8 @@ def lost(job: Job, attempt: Attempt, detail: str, **values: Any) -> bool:
     job.refresh_from_db()
     if job.cancel_requested_at:
         return cancelled(job, attempt, **values)
+    if job.pause_requested_at:
+        return paused(job, attempt, detail, **values)
     if _losses_without_progress(job) >= MAX_LOST:
         sentence = f"Lost {MAX_LOST} times in a row without a newer checkpoint; the last time: {detail}"
         return fail(job, attempt, "lost", sentence, "Read the log, then retry from the checkpoint.", **values)
@@ -171,9 +192,12 @@ def newest_checkpoint(job: Job) -> str:
 def _losses_without_progress(job: Job) -> int:
     """How many attempts, this one included, were lost from the checkpoint that still is the newest.
 
-    Pauses, hand-overs and launches that never came up do not count.
+    Pauses, hand-overs, launches that never came up and reboots of the host do not count.
     """
-    running_or_lost = job.attempts.filter(outcome__in=("", Outcome.LOST)).order_by("-number")
+    here = job.attempts.get(number=job.attempt)
+    running_or_lost = job.attempts.filter(outcome__in=("", Outcome.LOST), boot_id=here.host.boot_id).order_by(
+        "-number"
+    )
     mark = progress_mark(job)
     return sum(1 for _ in takewhile(lambda a: a.start_checkpoint == mark, running_or_lost))
 
@@ -187,10 +211,18 @@ def progress_mark(job: Job) -> str:
 
 def never_started(job: Job, attempt: Attempt, detail: str) -> bool:
     """The launch never came up; queued again after a pause that doubles."""
-    failures = job.attempts.filter(outcome=Outcome.NEVER_STARTED).count()
+    job.refresh_from_db()
+    if job.cancel_requested_at:
+        return cancelled(job, attempt)
+    failures = min(16, job.attempts.filter(outcome=Outcome.NEVER_STARTED).count())
     first, longest = LAUNCH_BACKOFF_SECONDS
     pause = scaled(min(longest, first * 2**failures))
-    reason = {"reason": "launch", "detail": detail, "since": timezone.now().isoformat()}
+    reason = dict.fromkeys(("gpu_uuid", "job_id")) | {
+        "reason": "launch",
+        "detail": detail,
+        "eta_seconds": pause,
+    }
+    reason["since"] = timezone.now().isoformat()
     with transaction.atomic():
         moved = job.move(
             [Status.STARTING],

@@ -7,11 +7,9 @@ from typing import Any
 
 from gpus import choice
 from gpus.rest import ApiError
-from jobs import registry
 from jobs.artifacts import Resolved, as_input
 from jobs.board import Board, Slots, reserve_bytes
 from jobs.kind import Estimate, Input, JobKind
-from jobs.models import Job
 
 #: Private memory of a work process with torch and transformers imported and nothing loaded: measured with
 #: `bench/work_base_cost.py` (simulated cards and CPU only; a CUDA context is the kind's own line).
@@ -33,14 +31,6 @@ def estimate_resolved(kind: JobKind, params: Mapping[str, Any], resolved: list[R
         return None
     inputs = {item.parameter: as_input(item.artifact) for item in resolved if item.artifact is not None}
     return estimate(kind, params, inputs)
-
-
-def estimate_job(job: Job) -> dict[str, Any]:
-    kind = registry.get(job.kind)
-    rows = job.inputs.select_related("artifact").exclude(artifact=None)
-    return estimate(
-        kind, job.params, {row.parameter: as_input(row.artifact) for row in rows if row.artifact}
-    ).as_dict()
 
 
 def gib(count: int | None) -> str:

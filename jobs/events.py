@@ -18,10 +18,11 @@ def created(job: Job) -> None:
 
 def changed(job: Job) -> None:
     """State, card or attempt changed: to everybody in reduced form, whole to those who follow the job."""
-    from jobs.serializers import full, reduced
+    from jobs.serializers import full, without_private
 
-    publish("jobs", "job:changed", reduced(job))
-    publish(f"jobs/{job.pk}", "job:changed", full(job))
+    data = full(job)
+    publish("jobs", "job:changed", without_private(data))
+    publish(f"jobs/{job.pk}", "job:changed", data)
 
 
 def gpu_assigned(job: Job) -> None:

@@ -29,6 +29,7 @@ ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 PRELOADED = ("torch", "transformers.models.auto.modeling_auto", "jobs.keeper", "jobs.work")
+SEND_SECONDS = 1.0  # a server that reads no more is replaced: the socket's error says so
 culprits: list[str] = []  # modules after whose import forking is unsafe; the first one is to blame
 
 
@@ -74,6 +75,7 @@ class Client:
                 env=os.environ | ENVIRONMENT,
                 stdin=subprocess.DEVNULL,
             )
+        ours.settimeout(SEND_SECONDS)
         self.sock = ours
 
     def _close(self) -> None:
@@ -136,6 +138,7 @@ def spawn(job_id: str, attempt: int) -> None:
     subprocess.Popen(
         [sys.executable, "manage.py", "keeper", job_id, str(attempt)],
         cwd=settings.BASE_DIR,
+        env={name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"},
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )

@@ -13,20 +13,19 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from django.db import Error as DatabaseError
 from django.db import connections
 from django.utils import timezone
 from setproctitle import setproctitle
 
+from gpus import publish
 from gpus.backends import simulated
 from gpus.timing import scaled
 from jobs import dispatch, endings, events, faults, lease, paths, processes
-from jobs.models import FINAL, Attempt, Job, Status
+from jobs.models import ACTIVE, FINAL, Attempt, Job, Status
+from jobs.patience import AWAY, patiently, quietly
 from jobs.processes import Process
 
 logger = logging.getLogger("mistudio.keeper")
@@ -52,7 +51,7 @@ def main(job_id: str, number: int) -> None:
     attempt = Attempt.objects.select_related("job__owner", "host").get(job_id=job_id, number=number)
     me = processes.find(os.getpid())
     assert me is not None
-    if not attempt.claim(me.pid, me.start):
+    if not attempt.claim(me.pid, me.start, processes.boot_id()):
         logger.info("attempt %s of %s is not to be claimed", number, job_id)
         return
     faults.point("claimed")
@@ -81,7 +80,8 @@ class Keeper:
         self.work: Process | None = None
         self.work_handle = -1
         self.exit_status: int | None = None
-        self.stop_sent_at: float | None = None
+        self.stop_sent = False
+        self.overdue_at = 0.0
         self.killed_for = ""
         self.peak_bytes = 0
         self.observed: int | None = None
@@ -99,6 +99,7 @@ class Keeper:
         self.end_members()
         self.end_lease()
         quietly(dispatch.schedule)
+        publish.flush(1.0)
 
     # Start --------------------------------------------------------------------------------------------
 
@@ -174,8 +175,8 @@ class Keeper:
         """Once a second: what is asked of us; every 5 s: the heartbeat."""
         self.reap_orphans()
         self.sample_memory()
-        row = quietly(self._read_row)
-        if row is not None:
+        answered, row = quietly(self._read_row)
+        if answered and row is not None:
             self.obey(row)
         if time.monotonic() - self.heartbeat_at >= scaled(HEARTBEAT_SECONDS):
             self.heartbeat_at = time.monotonic()
@@ -186,20 +187,28 @@ class Keeper:
         return Job.objects.only(*fields).get(pk=self.job.pk)
 
     def obey(self, row: Job) -> None:
-        if row.attempt != self.attempt.number or row.status in FINAL:
+        if row.attempt != self.attempt.number:
             self.kill("the job is no longer this attempt's")
-        elif row.cancel_requested_at or row.pause_requested_at:
+        elif row.status in FINAL or row.cancel_requested_at:
+            # A work that has just written its end has a moment left to say so and go.
+            self.stop()
+            self.kill_when_overdue()
+        elif row.pause_requested_at:
             self.stop()
         elif row.status == Status.STARTING and time.monotonic() - self.began_at > START_LIMIT_SECONDS:
             self.kill("never_started")
 
     def stop(self) -> None:
-        """Ask once; kill 30 s later, when the work has not found the time to end."""
+        """Ask once. A pause waits as long as it takes to write a checkpoint."""
         assert self.work is not None
-        if self.stop_sent_at is None:
-            self.stop_sent_at = time.monotonic()
+        if not self.stop_sent:
+            self.stop_sent = True
             processes.send(self.work, signal.SIGTERM)
-        elif time.monotonic() - self.stop_sent_at > scaled(KILL_AFTER_SECONDS):
+
+    def kill_when_overdue(self) -> None:
+        """30 s after a cancel, when the work has not found the time to end."""
+        self.overdue_at = self.overdue_at or time.monotonic() + scaled(KILL_AFTER_SECONDS)
+        if time.monotonic() > self.overdue_at:
             self.kill("cancel")
 
     def kill(self, why: str) -> None:
@@ -241,42 +250,48 @@ class Keeper:
 
     def settle(self) -> None:
         """Give the job its end if the work could not, trying until the database answers."""
-        while quietly(self._settle) is None:
-            time.sleep(scaled(LOOK_SECONDS))
+        patiently(self._settle_or_fail)
+        patiently(self._note_exit)
+
+    def _settle_or_fail(self) -> None:
+        """An end that cannot be carried out (a full disk, a value that cannot be stored) is a failure, too."""
+        try:
+            self._settle()
+        except AWAY:
+            raise
+        except Exception as error:
+            logger.exception("the end of %s", self.job.pk)
+            endings.fail(self.job, self.attempt, *endings.reason_of_end(error))
+
+    def _note_exit(self) -> None:
         Job.objects.filter(pk=self.job.pk, attempt=self.attempt.number).update(
             peak_memory_bytes=self.peak_bytes or None
         )
-        self._note_exit()
-
-    def _note_exit(self) -> None:
         Attempt.objects.filter(pk=self.attempt.pk).update(
             exit_status=self.exit_status,
             peak_memory_bytes=self.peak_bytes or None,
             heartbeat_at=timezone.now(),
         )
 
-    def _settle(self) -> bool:
+    def _settle(self) -> None:
         self.job.refresh_from_db()
-        if self.job.attempt != self.attempt.number or self.job.final or self.job.status == Status.PAUSED:
-            return True
-        if endings.complete(self.job, self.attempt):
-            return True
-        return self._end_without_words()
+        ours = self.job.attempt == self.attempt.number and self.job.status in ACTIVE
+        if ours and not endings.complete(self.job, self.attempt):
+            self._end_without_words()
 
-    def _end_without_words(self) -> bool:
+    def _end_without_words(self) -> None:
         job, attempt, status = self.job, self.attempt, self.exit_status or 0
         if job.cancel_requested_at or self.killed_for == "cancel":
             endings.cancelled(job, attempt)
         elif self.killed_for == "never_started":
             endings.never_started(job, attempt, f"the work did not start in {START_LIMIT_SECONDS:.0f} s")
-        elif status < 0 and oom_kills() > self.oom_kills:
+        elif status == -signal.SIGKILL and not self.killed_for and oom_kills() > self.oom_kills:
             hint = "Try half the batch size, or run fewer jobs at once."
             endings.fail(job, attempt, "host_out_of_memory", "The host ran out of memory.", hint)
         elif status < 0:
             endings.lost(job, attempt, f"the work was ended by {signal.Signals(-status).name}")
         else:
             endings.fail(job, attempt, "error", f"The work left with status {status} and no result.")
-        return True
 
     def end_members(self) -> None:
         """What the work left behind: TERM, 2 s, KILL."""
@@ -296,24 +311,13 @@ class Keeper:
 
     def end_lease(self) -> None:
         deadline = time.monotonic() + scaled(LEASE_SECONDS)
-        while not quietly(lambda: lease.end_if_free(self.attempt)):
+        while quietly(lambda: lease.end_if_free(self.attempt)) != (True, True):
             if time.monotonic() > deadline:
                 quietly(lambda: lease.quarantine(self.attempt))
                 return
             time.sleep(scaled(0.5))
         faults.point("lease_ended")
         quietly(lambda: events.changed(self.job))
-
-
-def quietly(act: Callable[[], Any]) -> Any:
-    """The act's answer; None while the database is away (True for an act that answers nothing)."""
-    try:
-        answer = act()
-        return True if answer is None else answer
-    except DatabaseError as error:
-        logger.warning("the database does not answer: %s", error)
-        connections.close_all()
-        return None
 
 
 def oom_kills() -> int:

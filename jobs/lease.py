@@ -46,6 +46,9 @@ def _memory_is_back(lease: Lease, attempt: Attempt) -> bool:
     fresh = agent_client.fresh(lease.resource.removeprefix("gpu:"))
     if fresh is None:
         return False
+    ours = {attempt.work_pid, *(pid for pid, _ in attempt.members)}
+    if any(process["pid"] in ours for process in fresh["processes"]):
+        return False
     return memory_accounted(fresh["reading"], fresh["processes"])
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from django.conf import settings
-from django.db import models
+from django.db import models, transaction
 from django.db.models import Q
 from django.utils import timezone
 
@@ -171,19 +171,19 @@ class Attempt(models.Model):
     def __str__(self) -> str:
         return f"{self.job} #{self.number}"
 
-    def claim(self, pid: int, start: int) -> bool:
-        """Become the keeper of this attempt: open, without a keeper, no cancel requested. Once only."""
-        now = timezone.now()
-        return bool(
-            Attempt.objects.filter(
-                pk=self.pk,
-                keeper_pid=None,
-                ended_at=None,
-                job__status=Status.STARTING,
-                job__attempt=self.number,
-                job__cancel_requested_at=None,
-            ).update(keeper_pid=pid, keeper_start=start, session_id=pid, claimed_at=now, heartbeat_at=now)
-        )
+    def claim(self, pid: int, start: int, boot_id: str) -> bool:
+        """Become the keeper of this attempt: open, without a keeper, no cancel requested. Once only.
+
+        The job's row is locked first. A join in the update's filter would become a sub-select, which
+        PostgreSQL does not look at again after waiting for another claim.
+        """
+        now, startable = timezone.now(), Job.objects.filter(status=Status.STARTING, cancel_requested_at=None)
+        with transaction.atomic():
+            if not startable.select_for_update().filter(pk=self.job_id, attempt=self.number).exists():
+                return False
+            mine = {"keeper_pid": pid, "keeper_start": start, "session_id": pid, "boot_id": boot_id}
+            free = Attempt.objects.filter(pk=self.pk, keeper_pid=None, ended_at=None)
+            return bool(free.update(**mine, claimed_at=now, heartbeat_at=now))
 
     def end(self, outcome: str, **values: Any) -> bool:
         """Close the attempt once; False if someone was first."""

@@ -6,12 +6,15 @@ theirs, but for launches that nobody ever claimed.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from typing import TypeVar
 
 from django.conf import settings
 from django.db.models import QuerySet
@@ -19,11 +22,13 @@ from django.utils import timezone
 
 from gpus.models import Host, within
 from gpus.timing import scaled
-from jobs import dispatch, endings, lease, paths, processes, tasks
-from jobs.models import ACTIVE, Attempt, Job, Lease, Status
+from jobs import dispatch, endings, events, lease, paths, processes, tasks
+from jobs.models import ACTIVE, WAITING, Attempt, Job, Lease, Outcome, Status
+from jobs.patience import AWAY
 from jobs.processes import Process
 
 logger = logging.getLogger(__name__)
+Row = TypeVar("Row", Attempt, Job)
 
 UNCLAIMED_SECONDS = 60.0  # the start of a work is not scaled
 TERM_SECONDS = 2.0
@@ -34,33 +39,65 @@ def recover_host(name: str) -> None:
     """One round for the attempts of this host, then a dispatch."""
     host, _ = Host.objects.get_or_create(name=name)
     Host.objects.filter(pk=host.pk).update(worker_seen_at=timezone.now())
-    for step in (ring_unclaimed, end_orphans, end_open_leases):
-        _guarded(step, host)
+    with one_at_a_time() as mine:
+        if mine:
+            each(unclaimed(), lambda attempt: ring_or_give_up(attempt, host))
+            each(claimed(host), end_if_orphan)
+            each(unfinished_leases(host), end_leases)
+            each(asked_to_end(), end_waiting)
     dispatch.schedule()
 
 
-def _guarded(step: Callable[[Host], None], host: Host) -> None:
-    """One attempt that cannot be repaired must not keep the others from it."""
-    try:
-        step(host)
-    except Exception:
-        logger.exception("recovery of %s: %s", host, step.__name__)
+@contextmanager
+def one_at_a_time() -> Iterator[bool]:
+    """Whether no other round of this host is under way: two would repair the same attempt at once."""
+    with open(settings.MISTUDIO_HOME / "run" / "recovery.lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
 
 
-def _open(host: Host) -> QuerySet[Attempt]:
-    return Attempt.objects.filter(host=host, ended_at=None).select_related("job__owner", "host")
+def each(rows: Iterable[Row], repair: Callable[[Row], None]) -> None:
+    """One that cannot be repaired must not keep the others from it."""
+    for row in rows:
+        try:
+            repair(row)
+        except Exception:
+            logger.exception("recovery of %s", row)
 
 
-def ring_unclaimed(host: Host) -> None:
-    """Granted, no keeper: ring again; after 60 s the launch has failed."""
-    for attempt in Attempt.objects.filter(ended_at=None, keeper_pid=None).select_related(
-        "job__owner", "host"
-    ):
-        if not within(attempt.granted_at, UNCLAIMED_SECONDS):
-            endings.never_started(attempt.job, attempt, "no keeper claimed the attempt")
-            lease.end_if_free(attempt)
-        elif attempt.host_id == host.pk:
-            tasks.ring_run(attempt)
+def asked_to_end() -> QuerySet[Job]:
+    return Job.objects.filter(status__in=WAITING).exclude(cancel_requested_at=None)
+
+
+def end_waiting(job: Job) -> None:
+    """A cancel that came while the job was between two states."""
+    if job.move(WAITING, Status.CANCELLED):
+        events.changed(job)
+
+
+def open_attempts() -> QuerySet[Attempt]:
+    return Attempt.objects.filter(ended_at=None).select_related("job__owner", "host")
+
+
+def unclaimed() -> QuerySet[Attempt]:
+    return open_attempts().filter(keeper_pid=None)
+
+
+def claimed(host: Host) -> QuerySet[Attempt]:
+    return open_attempts().filter(host=host).exclude(keeper_pid=None)
+
+
+def ring_or_give_up(attempt: Attempt, host: Host) -> None:
+    """Granted, no keeper: ring again; after 60 s the launch has failed, whatever host it was for."""
+    if not within(attempt.granted_at, UNCLAIMED_SECONDS):
+        if endings.never_started(attempt.job, attempt, "no keeper claimed the attempt"):
+            lease.end_unused(attempt)
+    elif attempt.host_id == host.pk:
+        tasks.ring_run(attempt)
 
 
 def keeper_gone(attempt: Attempt) -> bool:
@@ -72,24 +109,32 @@ def keeper_gone(attempt: Attempt) -> bool:
     return not processes.alive(Process(attempt.keeper_pid, attempt.keeper_start))
 
 
-def end_orphans(host: Host) -> None:
-    for attempt in _open(host).exclude(keeper_pid=None):
-        if keeper_gone(attempt):
-            end_orphan(attempt)
-
-
-def end_orphan(attempt: Attempt) -> None:
+def end_if_orphan(attempt: Attempt) -> None:
     """Members TERM, 2 s, KILL; then the end that the work wrote, else `lost` and back to the queue."""
+    if not keeper_gone(attempt):
+        return
     end_members(attempt)
-    job = attempt.job
+    if processes.members(attempt):
+        return  # a process that cannot be ended yet still computes: the next round looks again
+    try:
+        settle(attempt.job, attempt)
+    except AWAY:
+        raise
+    except Exception as error:
+        logger.exception("the end of %s", attempt)
+        endings.fail(attempt.job, attempt, *endings.reason_of_end(error))
+
+
+def settle(job: Job, attempt: Attempt) -> None:
     if endings.complete(job, attempt):
         return
-    if job.status == Status.STARTING:
+    ours = job.attempt == attempt.number
+    if ours and job.status == Status.STARTING:
         endings.never_started(job, attempt, "the keeper ended before the work ran")
-    elif job.status == Status.RUNNING:
+    elif ours and job.status == Status.RUNNING:
         endings.lost(job, attempt, "the keeper's process is gone")
     else:
-        endings.close(attempt, "ended")
+        endings.close(attempt, Outcome.ENDED)
 
 
 def end_members(attempt: Attempt) -> None:
@@ -102,16 +147,19 @@ def end_members(attempt: Attempt) -> None:
             time.sleep(0.02)
 
 
-def end_open_leases(host: Host) -> None:
-    """Leases whose keeper is gone: ended when card and processes let go, quarantined after 30 s."""
+def unfinished_leases(host: Host) -> set[Attempt]:
     open_leases = Lease.objects.filter(ended_at=None, attempt__host=host).exclude(attempt__ended_at=None)
-    for attempt in {le.attempt for le in open_leases.select_related("attempt__job")}:
-        quarantined = attempt.leases.filter(state=Lease.State.QUARANTINED).exists()
-        if not (quarantined or attempt.keeper_pid is None or keeper_gone(attempt)):
-            continue
-        end_members(attempt)
-        if not lease.end_if_free(attempt) and not within(attempt.ended_at, scaled(LEASE_SECONDS)):
-            lease.quarantine(attempt)
+    return {open_lease.attempt for open_lease in open_leases.select_related("attempt__job")}
+
+
+def end_leases(attempt: Attempt) -> None:
+    """Leases whose keeper is gone: ended when card and processes let go, quarantined after 30 s."""
+    quarantined = attempt.leases.filter(state=Lease.State.QUARANTINED).exists()
+    if not (quarantined or attempt.keeper_pid is None or keeper_gone(attempt)):
+        return
+    end_members(attempt)
+    if not lease.end_if_free(attempt) and not within(attempt.ended_at, scaled(LEASE_SECONDS)):
+        lease.quarantine(attempt)
 
 
 def wake_keeper(job_id: str) -> None:

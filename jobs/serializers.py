@@ -11,7 +11,7 @@ from jobs.models import Artifact, Attempt, Job, JobEvent
 from jobs.people import Person, is_staff
 
 #: What only the owner and staff may see of a job.
-PRIVATE = ("params", "result", "error", "hint", "inputs", "artifacts", "estimate")
+PRIVATE = ("params", "result", "error", "hint", "inputs", "artifacts")
 
 
 def may_see(job: Job, user: Person | None) -> bool:
@@ -113,6 +113,7 @@ def without_private(data: dict[str, Any]) -> dict[str, Any]:
     """Kind, name, owner, card, state and progress remain; messages and parameters do not."""
     hidden = data | dict.fromkeys(PRIVATE)
     hidden["progress"] = (data["progress"] or {}) | {"message": None, "metrics": None}
+    hidden["waiting_for"] = data["waiting_for"] and data["waiting_for"] | {"detail": None}
     hidden["attempts"] = []
     return hidden
 

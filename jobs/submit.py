@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +53,7 @@ class Plan:
 def submit(user: Person, kind_name: str, data: Mapping[str, Any], **fields: Any) -> Job:
     """Queue a job. Raises `ValidationError` or `ApiError` before anything is written.
 
-    `fields` go into the row as they are (`retry_of`, `retry_from`).
+    `fields` go into the row as they are (`retry_of`, `retry_from`, `priority`).
     """
     plan = check(user, kind_name, data)
     with transaction.atomic():
@@ -115,29 +116,30 @@ def plain(value: Any) -> Any:
 
 
 def _create(user: Person, plan: Plan, fields: Mapping[str, Any]) -> Job:
-    job = Job.objects.create(
-        kind=plan.kind_name,
-        name=plan.common.get("name", ""),
-        owner_id=user.pk,  # type: ignore[misc]  # signed in, so it has one
-        priority=plan.common["priority"],
-        params=plan.params,
-        device="cpu" if not plan.needs_card or choice.cpu_allowed() else "cuda",
-        interactive=plan.kind.interactive,
-        needs_card=plan.needs_card,
-        gpu_request=plan.gpu_request,
-        gpu_wanted=plan.gpu_request,
-        estimate=plan.estimate.as_dict() if plan.estimate else None,
-        **fields,
-    )
+    row: dict[str, Any] = {
+        "kind": plan.kind_name,
+        "name": plan.common.get("name", ""),
+        "owner_id": user.pk,
+        "priority": plan.common["priority"],
+        "params": plan.params,
+        "device": "cpu" if not plan.needs_card or choice.cpu_allowed() else "cuda",
+        "interactive": plan.kind.interactive,
+        "needs_card": plan.needs_card,
+        "gpu_request": plan.gpu_request,
+        "gpu_wanted": plan.gpu_request,
+        "estimate": plan.estimate.as_dict() if plan.estimate else None,
+    }
+    job = Job.objects.create(**row | dict(fields))
     JobInput.objects.bulk_create([resolved.row(job) for resolved in plan.resolved])
     JobEvent.objects.create(job=job, event="submitted", detail=f"gpu: {plan.gpu_request}")
     return job
 
 
 def _announce(job: Job) -> None:
-    paths.write_json(paths.job_folder(job) / "params.json", {"kind": job.kind, "params": job.params})
     events.created(job)
     tasks.ring_dispatch()
+    with suppress(OSError):  # a full disk is said where the job starts, and the row has it all
+        paths.write_json(paths.job_folder(job) / "params.json", {"kind": job.kind, "params": job.params})
 
 
 def fit(user: Person, kind_name: str, params: Mapping[str, Any]) -> dict[str, Any]:

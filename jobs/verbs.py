@@ -18,8 +18,8 @@ from jobs.people import Person
 
 def cancel(job: Job, user: Person) -> Job:
     """End the job. Waiting jobs and unclaimed starts end here; a keeper ends the others."""
-    _ask(job, "cancel_requested_at", user)
     with transaction.atomic():
+        _ask(job, "cancel_requested_at", user)
         done = job.move(WAITING, Status.CANCELLED) or _cancel_unclaimed(job)
     if done:
         _story(job, Status.CANCELLED, user)
@@ -30,10 +30,11 @@ def cancel(job: Job, user: Person) -> Job:
 
 
 def _ask(job: Job, field: str, user: Person) -> None:
-    """Write the request on the row, where keepers read it."""
+    """Write the request on the row, where keepers read it, and hold the row until all is done."""
     now = timezone.now()
     asked = Job.objects.filter(pk=job.pk).exclude(status__in=FINAL).update(**{field: now})
     job.refresh_from_db()
+    transaction.on_commit(lambda: events.changed(job))
     if not asked:
         raise Conflict(f"The job has ended already: {job.status}.")
     JobEvent.objects.create(
@@ -59,7 +60,8 @@ def pause(job: Job, user: Person) -> Job:
     """Ask a running job to write a checkpoint and leave its card."""
     if job.status not in ACTIVE:
         raise Conflict(f"Only a running job can be paused; this one is {job.status}.")
-    _ask(job, "pause_requested_at", user)
+    with transaction.atomic():
+        _ask(job, "pause_requested_at", user)
     tasks.ring_nudge(job)
     return job
 
@@ -106,7 +108,10 @@ def retry(
         raise Conflict("Changed parameters cannot go on from a checkpoint; retry from the start.")
     data = job.params | (params or {}) | {"gpu": _listed(same_card(job, gpu)), "name": job.name}
     with transaction.atomic():
-        again = submit.submit(user, job.kind, data, retry_of=job, retry_from=start)
+        # Its owner stays, and its place in the queue, whoever presses the button.
+        again = submit.submit(
+            job.owner, job.kind, data, retry_of=job, retry_from=start, priority=job.priority
+        )
         if start == "checkpoint":
             copy_checkpoints(job, again)
     return again

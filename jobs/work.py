@@ -5,29 +5,37 @@ This file and `forkserver` are the only ones of the engine that may touch torch.
 
 from __future__ import annotations
 
-import errno
+import hashlib
 import importlib.metadata
+import json
 import logging
 import os
 import platform
+import resource
 import signal
 import sys
 import time
 import traceback
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
 
 from django.conf import settings
 from django.utils import timezone
+from rest_framework.serializers import ValidationError
 from setproctitle import setproctitle
 
 from gpus import backends, publish
 from gpus.readings import CardInfo
-from jobs import endings, events, faults, processes, registry
+from jobs import endings, events, faults, paths, processes, registry
 from jobs.context import WorkContext
 from jobs.endings import End
 from jobs.exceptions import Fenced, JobRejected, JobStopped
 from jobs.interp.errors import NonFinite, Stopped, Unusable
+from jobs.kind import Input
 from jobs.models import Attempt, Job, Status
+from jobs.patience import patiently
+from jobs.readiness import sentence_of
 from jobs.version import VERSION
 
 logger = logging.getLogger("mistudio.work")
@@ -48,22 +56,46 @@ def main(job: Job, attempt: Attempt, gate: int, token: str) -> int:
     if os.read(gate, 1) != b"1":
         return 1
     set_environment(attempt, token)
+    stop = Stop()
     context: WorkContext | None = None
+    end: End | None
     try:
         device = verify_card(job, attempt)
-        if not start(job, attempt):
+        if not patiently(lambda: start(job)):
             return 0
         if device == "cpu":
             os.nice(POLITE)
-        context = WorkContext(job, device)
-        signal.signal(signal.SIGTERM, lambda *_: setattr(context, "stop_requested", True))
+        context = WorkContext(job, attempt, device, stop)
         end = run(context)
     except Fenced as error:
         logger.warning("stopping: %s", error)
         return 0
     except BaseException as error:  # whatever happened is the job's end, told in its row
-        end = end_of(job, error, reported=bool(context and context.journal.reported))
+        reported = bool(context and context.journal.reported)
+        end = patiently(partial(end_of, job, error, reported=reported))
+    if end is None:
+        stop.give_in()
     return publish_end(job, attempt, end)
+
+
+class Stop:
+    """True once SIGTERM came. It comes from our keeper, after a cancel or pause, or from somebody else."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        signal.signal(signal.SIGTERM, self._come)
+
+    def _come(self, *args: object) -> None:
+        self.requested = True
+
+    def __bool__(self) -> bool:
+        return self.requested
+
+    def give_in(self) -> NoReturn:
+        """Nobody of ours asked: end by the signal itself, so that the keeper sees a loss and queues again."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise SystemExit(1)
 
 
 def set_environment(attempt: Attempt, token: str) -> None:
@@ -79,7 +111,7 @@ def verify_card(job: Job, attempt: Attempt) -> str:
         return "cpu"
     on_cuda = not job.simulated and settings.MISTUDIO_TORCH_DEVICE == "cuda"
     seen = _cuda_uuids() if on_cuda else _looked_up(job.simulated)
-    Attempt.objects.filter(pk=attempt.pk).update(reported_gpu_uuids=seen)
+    patiently(lambda: Attempt.objects.filter(pk=attempt.pk).update(reported_gpu_uuids=seen))
     if seen != attempt.gpu_uuids:
         raise CardMismatch(
             f"granted {', '.join(attempt.gpu_uuids)}, but the process sees {', '.join(seen) or 'none'}"
@@ -104,7 +136,7 @@ def _looked_up(simulated: bool) -> list[str]:
     return [card.uuid for card in cards if card is not None]
 
 
-def start(job: Job, attempt: Attempt) -> bool:
+def start(job: Job) -> bool:
     """`starting → running`; False when the job was ended meanwhile."""
     faults.point("before_running")
     moved = job.move([Status.STARTING], Status.RUNNING, started_at=job.started_at or timezone.now())
@@ -121,24 +153,44 @@ def run(context: WorkContext) -> End:
     serializer.is_valid(raise_exception=True)
     result = kind.run(context, serializer.validated_data)
     context.journal.store_now()
-    return context.end(result, provenance(job, time.monotonic() - began))
+    record = provenance(context, time.monotonic() - began)
+    paths.write_json(paths.job_folder(job) / "manifest.json", record)
+    return context.end(result, record)
 
 
-def provenance(job: Job, seconds: float) -> dict[str, Any]:
+def provenance(context: WorkContext, seconds: float) -> dict[str, Any]:
     """What it takes to make the result again. No secrets, no paths."""
+    job = context.job
     return {
         "kind": job.kind,
         "job": str(job.pk),
-        "params": job.params,
-        "inputs": {row.parameter: str(row.artifact_id) for row in job.inputs.all()},
+        "params": without_folders(job.params),
+        "inputs": {
+            name: {"id": made.id, "manifest_sha256": digest(made)} for name, made in context.inputs.items()
+        },
         "version": VERSION,
         "python": platform.python_version(),
         "libraries": {name: importlib.metadata.version(name) for name in LIBRARIES},
         "threads": _threads(),
         "cards": job.gpu_uuids,
+        "card_names": context.attempt.gpu_names,
         "simulated": job.simulated,
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "seconds": round(seconds, 3),
     }
+
+
+def without_folders(value: Any) -> Any:
+    """Parameters with the last part of each absolute path: where a file lay is nobody else's business."""
+    if isinstance(value, dict):
+        return {key: without_folders(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_folders(item) for item in value]
+    return Path(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value
+
+
+def digest(made: Input) -> str:
+    return hashlib.sha256(json.dumps(made.manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _threads() -> int | None:
@@ -146,10 +198,12 @@ def _threads() -> int | None:
     return torch.get_num_threads() if torch else None
 
 
-def end_of(job: Job, error: BaseException, *, reported: bool) -> End:
-    """What an exception means for the job: said no, stopped as asked, or broke."""
+def end_of(job: Job, error: BaseException, *, reported: bool) -> End | None:
+    """What an exception means for the job: said no, stopped as asked (None: but nobody asked), or broke."""
     if isinstance(error, JobStopped | Stopped):
         return stopped(job)
+    if isinstance(error, ValidationError):
+        error = JobRejected(sentence_of(error), reason="invalid_input")
     if isinstance(error, JobRejected | Unusable):
         status = Status.FAILED if reported else Status.REFUSED
         reason, hint = getattr(error, "reason", "rejected"), getattr(error, "hint", "")
@@ -160,10 +214,11 @@ def end_of(job: Job, error: BaseException, *, reported: bool) -> End:
     return End(Status.FAILED, failure_reason=reason, error=sentence(error), hint=hint, traceback=text)
 
 
-def stopped(job: Job) -> End:
+def stopped(job: Job) -> End | None:
     job.refresh_from_db(fields=["cancel_requested_at", "pause_requested_at"])
-    paused = job.pause_requested_at and not job.cancel_requested_at
-    return End(Status.PAUSED if paused else Status.CANCELLED)
+    if job.cancel_requested_at:
+        return End(Status.CANCELLED)
+    return End(Status.PAUSED) if job.pause_requested_at else None
 
 
 def reason_of(error: BaseException) -> tuple[str, str]:
@@ -174,8 +229,8 @@ def reason_of(error: BaseException) -> tuple[str, str]:
         return "non_finite", "Try a lower learning rate, or float32."
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out_of_memory", "Try half the batch size, or a card with more memory."
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return "disk_full", "Free some space on the data disk, then retry from the checkpoint."
+    if isinstance(error, OSError) and error.errno in endings.DISK_FULL:
+        return "disk_full", endings.DISK_HINT
     return "error", "The traceback is kept with the job."
 
 
@@ -185,7 +240,12 @@ def sentence(error: BaseException) -> str:
 
 def publish_end(job: Job, attempt: Attempt, end: End) -> int:
     """Write the end and carry it out; the keeper repeats what the database refuses now."""
-    endings.write(job, end)
+    try:
+        endings.write(job, end)
+    except (OSError, ValueError, TypeError) as error:
+        logger.exception("the end cannot be written")
+        patiently(partial(endings.fail, job, attempt, *endings.reason_of_end(error)))
+        return 0
     try:
         endings.complete(job, attempt)
     except Exception:

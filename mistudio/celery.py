@@ -23,6 +23,8 @@ def host_worker_is_ready(sender: object, **kwargs: object) -> None:
     from jobs.worker import forkserver
 
     queues = {queue.name for queue in sender.task_consumer.queues}  # type: ignore[attr-defined]
+    for queue in queues:
+        tasks.ring(tasks.canary, queue, queue=queue)  # the first sign of life, for `up` and the health page
     if tasks.host_queue(settings.MISTUDIO_HOST_NAME) in queues:
         schedule.register_host(settings.MISTUDIO_HOST_NAME)
         if settings.MISTUDIO_JOB_START == "fork":

@@ -33,7 +33,10 @@ MISTUDIO_GPU_BACKEND = env.choice(
     "MISTUDIO_GPU_BACKEND", ("auto", "nvml", "simulated"), REMEMBERED.get("gpu_backend", "auto")
 )
 MISTUDIO_SIMULATED_GPUS = env.sizes("MISTUDIO_SIMULATED_GPUS") or REMEMBERED.get("simulated_gpus", [])
-MISTUDIO_VISIBLE_GPUS = env.words("MISTUDIO_VISIBLE_GPUS") or env.words("CUDA_VISIBLE_DEVICES")
+#: None: all. CUDA's own list counts for real cards only, and an empty list means none.
+MISTUDIO_VISIBLE_GPUS = env.words("MISTUDIO_VISIBLE_GPUS")
+if MISTUDIO_VISIBLE_GPUS is None and MISTUDIO_GPU_BACKEND != "simulated":
+    MISTUDIO_VISIBLE_GPUS = env.words("CUDA_VISIBLE_DEVICES")
 MISTUDIO_TORCH_DEVICE = env.choice("MISTUDIO_TORCH_DEVICE", ("cuda", "cpu"), "cuda")
 MISTUDIO_TIME_SCALE = env.number("MISTUDIO_TIME_SCALE", 1.0, minimum=0.01)
 MISTUDIO_SAMPLE_SECONDS = env.number("MISTUDIO_SAMPLE_SECONDS", 2.0, minimum=0.2)
@@ -49,7 +52,7 @@ MISTUDIO_FENCE_SECONDS = env.number("MISTUDIO_FENCE_SECONDS", 600.0)
 MISTUDIO_WATCHDOG = env.choice("MISTUDIO_WATCHDOG", ("clean", "report"), "clean")
 MISTUDIO_WATCHDOG_GRACE_SECONDS = env.number("MISTUDIO_WATCHDOG_GRACE_SECONDS", 120.0)
 HF_HOME = env.folder("HF_HOME", Path.home() / ".cache" / "huggingface")
-MISTUDIO_IMPORT_ROOTS = env.paths("MISTUDIO_IMPORT_ROOTS", [HF_HOME, MISTUDIO_HOME / "import"])
+MISTUDIO_IMPORT_ROOTS = env.paths("MISTUDIO_IMPORT_ROOTS", [HF_HOME / "hub", MISTUDIO_HOME / "import"])
 if any(root == MISTUDIO_HOME or root in MISTUDIO_HOME.parents for root in MISTUDIO_IMPORT_ROOTS):
     raise ImproperlyConfigured("MISTUDIO_IMPORT_ROOTS may not contain the data folder itself.")
 

@@ -20,12 +20,16 @@ def inside(text: str, roots: Iterable[Path]) -> Path:
     which files exist elsewhere.
     """
     allowed = [Path(root).expanduser().resolve() for root in roots]
-    path = Path(text).expanduser().resolve()
+    try:
+        path = Path(text).expanduser().resolve()
+        there = path.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # a name too long, a user unknown, a NUL
+        raise Unusable(f"{text[:100]} is not a path: {error}.") from error
     if not any(path.is_relative_to(root) for root in allowed):
         named = ", ".join(map(str, allowed)) or "none"
         raise Unusable(
             f"{text} is not in a folder that jobs may read. Those are: {named} (MISTUDIO_IMPORT_ROOTS)."
         )
-    if not path.exists():
+    if not there:
         raise Unusable(f"{text} does not exist.")
     return path

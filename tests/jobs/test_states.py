@@ -71,8 +71,8 @@ def test_it_claims_an_attempt_once(alice: User, three_cards: list[Gpu]) -> None:
     dispatch.schedule()
     job.refresh_from_db()
     attempt = attempt_of(job)
-    assert attempt.claim(100, 1)
-    assert not attempt.claim(101, 2)
+    assert attempt.claim(100, 1, "boot")
+    assert not attempt.claim(101, 2, "boot")
 
 
 def test_it_lets_the_database_judge_a_slot(running: Job) -> None:

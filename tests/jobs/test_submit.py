@@ -201,7 +201,7 @@ def test_it_cancels_a_start_that_nobody_claimed(post: Any, alice: User) -> None:
     answer = client_of(alice).post(f"/api/v1/jobs/{job['id']}/cancel/")
     assert answer.data["status"] == "cancelled"
     assert not Lease.objects.filter(ended_at=None).exists()
-    assert not Attempt.objects.get().claim(1, 1)
+    assert not Attempt.objects.get().claim(1, 1, "boot")
 
 
 def test_it_retries_on_the_same_card(post: Any, alice: User, three_cards: list[Gpu]) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from rest_framework.serializers import ValidationError
 
 from gpus.models import Gpu
 from jobs import dispatch, work
+from jobs.context import WorkContext
 from jobs.exceptions import JobRejected
 from jobs.interp.errors import NonFinite, Stopped, Unusable
 from jobs.models import Job, Status
@@ -57,7 +59,7 @@ ENDS: list[tuple[BaseException, bool, str, str]] = [
     (OSError(errno.ENOSPC, "No space left"), True, Status.FAILED, "disk_full"),
     (work.CardMismatch("other"), False, Status.FAILED, "card_mismatch"),
     (RuntimeError("broke"), False, Status.FAILED, "error"),
-    (Stopped(), True, Status.CANCELLED, ""),
+    (ValidationError({"site": ["no such site"]}), False, Status.REFUSED, "invalid_input"),
 ]
 
 
@@ -66,18 +68,31 @@ def test_it_says_what_an_exception_means(
     granted: Job, error: BaseException, reported: bool, status: str, reason: str
 ) -> None:
     end = work.end_of(granted, error, reported=reported)
+    assert end is not None
     assert (end.status, end.failure_reason) == (status, reason)
-    assert bool(end.error) == (status != Status.CANCELLED)
+    assert end.error
 
 
-def test_it_pauses_when_pause_was_asked_for(granted: Job) -> None:
+def ended(job: Job) -> str:
+    end = work.end_of(job, Stopped(), reported=True)
+    assert end is not None
+    return end.status
+
+
+def test_it_stops_as_it_was_asked_to(granted: Job) -> None:
+    """A signal that nobody of ours sent is a loss, not a cancel: there is no end to write."""
+    assert work.end_of(granted, Stopped(), reported=True) is None
     Job.objects.filter(pk=granted.pk).update(pause_requested_at=granted.queued_at)
-    assert work.end_of(granted, Stopped(), reported=True).status == Status.PAUSED
+    assert ended(granted) == Status.PAUSED
     Job.objects.filter(pk=granted.pk).update(cancel_requested_at=granted.queued_at)
-    assert work.end_of(granted, Stopped(), reported=True).status == Status.CANCELLED
+    assert ended(granted) == Status.CANCELLED
 
 
 def test_it_keeps_no_path_and_no_secret_in_the_provenance(granted: Job, settings: Any) -> None:
-    text = str(work.provenance(granted, 1.0))
-    assert str(settings.MISTUDIO_HOME) not in text
-    assert settings.SECRET_KEY not in text
+    granted.params = {"corpus": f"{settings.MISTUDIO_HOME}/import/plays.txt", "sites": [{"block": 1}]}
+    context = WorkContext(granted, attempt_of(granted), "cpu", False)
+    record = work.provenance(context, 1.0)
+    assert record["params"] == {"corpus": "plays.txt", "sites": [{"block": 1}]}
+    assert record["card_names"] == ["Card 24 GiB"]
+    assert str(settings.MISTUDIO_HOME) not in str(record)
+    assert settings.SECRET_KEY not in str(record)

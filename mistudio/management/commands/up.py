@@ -120,6 +120,7 @@ class Command(BaseCommand):
         seen = {
             "agent": host.agent_seen_at if host else None,
             "worker": host.worker_seen_at if host else None,
+            "worker-cpu": Pulse.objects.filter(name="canary:cpu").values_list("at", flat=True).first(),
         }
         missing = [name for name, at in seen.items() if at is None or at < since]
         return missing + ([] if self.web_answers() else ["web"])
@@ -175,7 +176,8 @@ class Command(BaseCommand):
         for service in self.services:
             at = pulses.get(f"canary:{queues.get(service.name)}")
             running_for = time.monotonic() - service.started_at
-            if at and running_for > limit and (timezone.now() - at).total_seconds() > limit:
+            deaf = service.name in queues and (at is None or (timezone.now() - at).total_seconds() > limit)
+            if deaf and running_for > limit:
                 self.say(f"{service.name} has not answered for {limit:.0f} s; starting it again")
                 service.send(signal.SIGKILL)
 

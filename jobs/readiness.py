@@ -1,0 +1,73 @@
+"""Whether a queued job could start at all: its inputs exist, its parameters fit them, some card could hold it.
+
+What was not known at submit is judged here, once, when the inputs are there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import transaction
+from rest_framework.serializers import ValidationError
+
+from gpus.rest import ApiError, flattened
+from jobs import estimates, events, registry
+from jobs.artifacts import as_input, settle_inputs
+from jobs.exceptions import JobRejected
+from jobs.models import FINAL, Job, JobEvent, Status
+
+
+def source_pending(job: Job) -> Job | None:
+    """The job whose result this one waits for; None when all inputs exist and the job was found good.
+
+    Raises `JobRejected` when it never can start.
+    """
+    waiting = job.inputs.filter(artifact=None).select_related("source_job")
+    for row in waiting:
+        source = row.source_job
+        if source is not None and source.status in FINAL and source.status != Status.SUCCEEDED:
+            sentence = f"Its input {row.parameter} was to come from {source}, which ended {source.status}."
+            raise JobRejected(sentence, reason="input_failed")
+    if waiting and not settle_inputs(job):
+        return waiting[0].source_job
+    if job.estimate is None:
+        appraise(job)
+    return None
+
+
+def appraise(job: Job) -> None:
+    """Check the parameters against the inputs, estimate, and hold the estimate against the cards."""
+    kind = registry.get(job.kind)
+    rows = job.inputs.select_related("artifact").exclude(artifact=None)
+    inputs = {row.parameter: as_input(row.artifact) for row in rows if row.artifact}
+    try:
+        kind.check(job.params, inputs)
+        estimate = estimates.estimate(kind, job.params, inputs)
+        if job.needs_card:
+            estimates.refuse_too_large(estimate.memory_bytes, job.gpu_wanted)
+    except ValidationError as error:
+        raise JobRejected(sentence_of(error), reason="invalid_input") from error
+    except ApiError as error:
+        raise JobRejected(str(error.detail), reason=error.code, hint=error.extra.get("hint", "")) from error
+    job.estimate = estimate.as_dict()
+    Job.objects.filter(pk=job.pk).update(estimate=job.estimate)
+
+
+def sentence_of(error: ValidationError) -> str:
+    """`field: what is wrong`, for people."""
+    return " ".join(f"{field}: {' '.join(messages)}" for field, messages in flattened(error.detail))
+
+
+def turn_away(job: Job, why: JobRejected) -> None:
+    """A failed input holds the job, so that its owner may decide; what can never run is refused."""
+    if why.reason == "input_failed":
+        leave_queue(job, Status.HELD, error=str(why))
+    else:
+        leave_queue(job, Status.REFUSED, error=str(why), failure_reason=why.reason, hint=why.hint)
+
+
+def leave_queue(job: Job, to: str, error: str, **values: Any) -> None:
+    with transaction.atomic():
+        if job.move([Status.QUEUED], to, error=error, **values):
+            JobEvent.objects.create(job=job, event=to, detail=error)
+            transaction.on_commit(lambda: events.changed(job))
