@@ -66,6 +66,7 @@ def main(job: Job, attempt: Attempt, gate: int, token: str) -> int:
         if device == "cpu":
             os.nice(POLITE)
         context = WorkContext(job, attempt, device, stop)
+        logging.getLogger().addHandler(LogFrames(str(job.pk)))
         end = run(context)
     except Fenced as error:
         logger.warning("stopping: %s", error)
@@ -96,6 +97,18 @@ class Stop:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
         raise SystemExit(1)
+
+
+class LogFrames(logging.Handler):
+    """Each line of the log also to the pages that follow the job; the file has them all."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(logging.INFO)
+        self.job_id = job_id
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not record.name.startswith("gpus."):  # publishing must not speak of itself
+            events.log(self.job_id, record.getMessage())
 
 
 def set_environment(attempt: Attempt, token: str) -> None:

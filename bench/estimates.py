@@ -1,0 +1,130 @@
+"""Claim: no job takes more memory than its estimate says, and the estimate is at most 1.3 times the peak.
+
+    .venv/bin/python -m bench.estimates [words of a case]
+
+Runs the kinds as the fork server's children run, without the engine, and looks at their private memory
+(`Private_Clean + Private_Dirty`, what a simulated card counts) every 40 ms. The keeper of a real job looks less
+often and may miss a short peak. Needs the demo's wheel or the network once; keeps it in the data folder.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import django
+
+django.setup()
+
+from django.conf import settings  # noqa: E402
+
+from jobs import estimates, processes, registry  # noqa: E402
+from tests.kinds import fake  # noqa: E402
+
+Case = tuple[str, str, dict[str, Any]]
+MODEL = "smollm2-135m-instruct"
+
+
+def peak_of(work: Callable[[], Any]) -> tuple[int, float]:
+    """Largest private memory of a forked child that does `work`, in bytes, and its seconds."""
+    began = time.monotonic()
+    if (pid := os.fork()) == 0:
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    peak = 0
+    while os.waitpid(pid, os.WNOHANG) == (0, 0):
+        peak = max(peak, processes.private_bytes(pid) or 0)
+        time.sleep(0.04)
+    return peak, time.monotonic() - began
+
+
+def cases(shelf: fake.Shelf) -> Iterator[Case]:
+    """Name, kind, parameters; what earlier ones make is on the shelf for later ones."""
+    yield "download, in the cache", "model_download", {"source": "demo"}
+    yield "download to float32", "model_download", {"source": "demo", "dtype": "float32"}
+    extraction = {"model": MODEL, "sites": [{"block": 8}], "context_size": 128}
+    for batch, tokens in ((8, 6_000), (16, 6_000), (128, 20_000)):
+        name = f"extraction, {batch} x 128"
+        yield name, "activation_extraction", extraction | {"batch_size": batch, "max_tokens": tokens}
+    sites = [{"block": block} for block in range(8)]
+    more = extraction | {"batch_size": 16, "max_tokens": 6_000, "sites": sites, "dtype": "float32"}
+    yield "extraction, 8 sites", "activation_extraction", more
+    training = {"activations": f"{MODEL}-english-b8", "k": 32, "checkpoint_every": 3}
+    for d_sae, batch in ((2304, 2048), (4608, 4096), (18432, 4096)):
+        wide = training | {"d_sae": d_sae, "batch_size": batch, "tokens": 6 * batch}
+        yield f"training, {d_sae} latents, {batch}", "sae_training", wide
+        yield f"training, {d_sae} latents, {batch}, no CE", "sae_training", wide | {"ce_tokens": 0}
+
+
+def run_case(shelf: fake.Shelf, case: Case, wanted: str) -> None:
+    name, kind_name, params = case
+    kind = registry.get(kind_name)
+    serializer = kind.Params(data=params)
+    serializer.is_valid(raise_exception=True)
+    given = serializer.validated_data
+    references = [field for field in ("model", "activations") if given.get(field)]
+    inputs = {field: shelf.named(given[field]) for field in references}
+    estimate = estimates.estimate(kind, given, inputs)
+    folder = name.replace(" ", "-").replace(",", "")
+    job = fake.FakeContext(shelf, folder, inputs)
+    job.device = "cpu"
+    if wanted in name:
+        peak, seconds = peak_of(lambda: kind.run(job, given))
+        ratio = (estimate.memory_bytes or 0) / peak
+        parts = " ".join(f"{part} {size / 1e6:.0f}" for part, size in estimate.breakdown.items())
+        print(
+            f"{name:38} estimate {(estimate.memory_bytes or 0) / 1e6:6.0f} MB, peak {peak / 1e6:6.0f} MB, "
+            f"ratio {ratio:.2f}, {seconds:.0f} s  ({parts})",
+            flush=True,
+        )
+
+
+def stock(shelf: fake.Shelf) -> None:
+    """The model and activations that later cases take, made in processes of their own as well."""
+    for kind_name, params in (
+        ("model_download", {"source": "demo"}),
+        (
+            "activation_extraction",
+            {"model": MODEL, "sites": [{"block": 8}], "context_size": 128, "max_tokens": 16_000},
+        ),
+    ):
+        fake.run(registry.get(kind_name), shelf, job=kind_name, **params)
+
+
+def main() -> None:
+    import pickle
+
+    from jobs import forkserver
+
+    forkserver.preload()
+    gc.collect()
+    gc.freeze()
+    wanted = " ".join(sys.argv[1:])
+    settings.MISTUDIO_HOME.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=settings.MISTUDIO_HOME) as folder:
+        shelf, notes = fake.Shelf(Path(folder)), Path(folder) / "shelf.pickle"
+
+        def made() -> None:
+            stock(shelf)
+            notes.write_bytes(pickle.dumps(shelf.items))
+
+        peak, seconds = peak_of(made)
+        print(f"stock made in {seconds:.0f} s, peak {peak / 1e6:.0f} MB", flush=True)
+        shelf.items = pickle.loads(notes.read_bytes())
+        for case in cases(shelf):
+            run_case(shelf, case, wanted)
+
+
+if __name__ == "__main__":
+    main()
