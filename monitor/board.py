@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from django.contrib.auth.models import AbstractBaseUser
+from django.contrib.auth.models import User
 
 from gpus import owners, shapes
 from gpus.models import Gpu, Host
@@ -38,7 +38,7 @@ def aggregate() -> shapes.Aggregate:
     return shapes.aggregate([metrics_of(gpu) for gpu in present(Gpu.objects.all())])
 
 
-def monitor(user: AbstractBaseUser) -> dict[str, Any]:
+def monitor(user: User) -> dict[str, Any]:
     """The context of the Monitor and of its parts."""
     gpus = gpu_map()
     hosts = list(Host.objects.order_by("name"))
@@ -102,7 +102,7 @@ def needs_notice(info: shapes.Info, silent: set[str]) -> bool:
     return info["health"] in ("lost", "quarantined") and info["host"] not in silent
 
 
-def queue(user: AbstractBaseUser, gpus: dict[str, Gpu]) -> dict[str, Any]:
+def queue(user: User, gpus: dict[str, Gpu]) -> dict[str, Any]:
     """The jobs that wait, in the order in which they start, each with why not now."""
     waiting = Job.objects.filter(status__in=(Status.QUEUED, Status.STARTING)).select_related("owner")
     ordered = waiting.order_by("-priority", "queued_at")

@@ -37,6 +37,21 @@ KNOWN: tuple[dict[str, Any], ...] = (
 )
 
 
+#: What says how good a result is; its other numbers stand under "More".
+HEADLINES = (
+    "fvu",
+    "explained_variance",
+    "l0",
+    "dead_fraction",
+    "ce_recovered",
+    "tokens",
+    "documents",
+    "parameters",
+    "n_layers",
+    "d_model",
+)
+
+
 # Curves -------------------------------------------------------------------------------------------------
 def chart_specs() -> list[dict[str, Any]]:
     """For job.js: titles, units and scales; names it does not find here are drawn under their own name."""
@@ -65,8 +80,10 @@ def thinned(steps: list[int], values: list[float | None]) -> list[list[Any]]:
 
 # Results ------------------------------------------------------------------------------------------------
 def numbers(result: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
-    """The numbers of a result, shown large."""
-    return [(worded(name), value) for name, value in (result or {}).items() if is_number(value)]
+    """The numbers of a result, shown large: those that say how good it is, where there are any, else all."""
+    found = {name: value for name, value in (result or {}).items() if is_number(value)}
+    names = [name for name in HEADLINES if name in found] or list(found)
+    return [(worded(name), found[name]) for name in names]
 
 
 def is_number(value: Any) -> bool:
@@ -74,14 +91,15 @@ def is_number(value: Any) -> bool:
 
 
 def other_values(result: Mapping[str, Any] | None, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Texts and nested values of a result, as `outer inner`; long lists are left to files."""
+    """Everything else of a result, nested values as `outer inner`; long lists are left to files."""
+    large = set() if prefix else {label for label, _ in numbers(result)}
     for name, value in (result or {}).items():
         label = f"{prefix} {worded(name)}".strip()
         if isinstance(value, Mapping):
             yield from other_values(value, label)
         elif isinstance(value, list):
             yield label, value if len(value) <= 16 else f"{len(value)} values"
-        elif value is not None and (prefix or not is_number(value)):
+        elif value is not None and label not in large:
             yield label, value
 
 
@@ -92,7 +110,8 @@ def result_figures(job: Job) -> list[dict[str, Any]]:
         value = read_small(file)
         if is_histogram(value):
             name = file.stem
-            found.append({"id": f"figure-{name}", "title": TITLES.get(name, worded(name)), "figure": histogram(name, value)})
+            title = TITLES.get(name, worded(name).capitalize())
+            found.append({"id": f"figure-{name}", "title": title, "figure": histogram(name, value)})
     return found
 
 
@@ -130,7 +149,7 @@ def histogram(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
 TITLES = {"firing_histogram": "How often latents fire"}
 AXES: dict[str, dict[str, Any]] = {
     "firing_histogram": {
-        "xaxis": {"title": {"text": "log₁₀ of the share of tokens on which a latent fires; −10 is never"}},
+        "xaxis": {"title": {"text": "log₁₀ of share of tokens; −10: never"}},
         "yaxis": {"title": {"text": "latents"}},
     }
 }

@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
-from django.contrib.auth.models import AbstractBaseUser
+from django.contrib.auth.models import User
 from django.http import QueryDict
 from rest_framework import serializers
 from rest_framework.fields import empty
@@ -22,7 +22,7 @@ from rest_framework.fields import empty
 from gpus import choice
 from gpus.rest import ApiError, body
 from jobs import artifacts, registry, submit
-from jobs.fields import ArtifactField, SiteField
+from jobs.fields import SITES, ArtifactField, SiteField
 from jobs.kind import JobKind
 from jobs.models import FINAL, Job
 from jobs.serializers import may_see
@@ -76,11 +76,7 @@ class Widget:
 
 def widget_kind(f: serializers.Field) -> str:
     """Which widget draws this field; what has no better one is edited as JSON."""
-    for classes, name in WIDGETS:
-        if isinstance(f, classes):
-            break
-    else:
-        return "json"
+    name = next((name for classes, name in WIDGETS if isinstance(f, classes)), "json")
     if name == "list":
         return "sites" if isinstance(f.child, SiteField) else "lines"  # type: ignore[attr-defined]
     return "lines" if name == "text" and f.style.get("base_template") == "textarea.html" else name
@@ -202,7 +198,7 @@ PARSERS: dict[str, Any] = {"number": number, "lines": lines, "json": from_json}
 class KindForm:
     """One kind's form with what was typed. Raises `KeyError` when there is no such kind."""
 
-    def __init__(self, kind_name: str, user: AbstractBaseUser, typed: QueryDict, base_url: str) -> None:
+    def __init__(self, kind_name: str, user: User, typed: QueryDict, base_url: str) -> None:
         self.name, self.kind = kind_name, registry.get(kind_name)
         self.user, self.typed, self.base_url = user, typed, base_url
         self.posted = "csrfmiddlewaretoken" in typed or "name" in typed
@@ -214,7 +210,8 @@ class KindForm:
     @cached_property
     def before(self) -> Typed:
         """Parameters to begin with: those of the job that is to be run again with changes."""
-        job = Job.objects.filter(pk=self.typed["again"]).first() if valid_uuid(self.typed.get("again")) else None
+        again = str(self.typed.get("again", ""))
+        job = Job.objects.filter(pk=again).first() if valid_uuid(again) else None
         return job.params if job and job.kind == self.name and may_see(job, self.user) else {}
 
     @property
@@ -291,7 +288,7 @@ class KindForm:
             label=label_of(name, f),
             kind=widget_kind(f),
             required=f.required,
-            help=f.help_text or "",
+            help=str(f.help_text or ""),
             range=range_text(f),
             value=value,
             options=self.options(f, value),
@@ -306,7 +303,9 @@ class KindForm:
     def other_errors(self) -> list[str]:
         """Errors that belong to no field of this form."""
         known = set(self.serializer.fields) | {"name"}
-        return [text for key, texts in self.errors.items() if key.split(".")[0] not in known for text in texts]
+        return [
+            text for key, texts in self.errors.items() if key.split(".")[0] not in known for text in texts
+        ]
 
     def options(self, f: serializers.Field, value: Any) -> list[tuple[str, str]]:
         if isinstance(f, ArtifactField):
@@ -314,7 +313,7 @@ class KindForm:
         if isinstance(f, serializers.ChoiceField):
             return [(str(key), str(label)) for key, label in f.choices.items()]
         site = f if isinstance(f, SiteField) else getattr(f, "child", None)
-        return [(name, name) for name in site.fields["site"].choices] if isinstance(site, SiteField) else []
+        return [(name, name) for name in SITES] if isinstance(site, SiteField) else []
 
     def sources(self, f: ArtifactField, value: str) -> list[tuple[str, str]]:
         """Artifacts that this parameter takes, then unfinished jobs that will make one, then what was typed."""
@@ -322,8 +321,10 @@ class KindForm:
         for artifact in artifacts.visible(self.user).filter(type__in=f.types).select_related("owner")[:200]:
             whose = "" if artifact.owner_id == self.user.pk else f" · {artifact.owner}"
             found.append((str(artifact.pk), f"{artifact.name}{whose}"))
-        for job in self.makers(f.types):
-            found.append((f"job:{job.pk}", f"{job} · not made yet, the job is {job.status}"))
+        found += [
+            (f"job:{job.pk}", f"{job} · not made yet, the job is {job.status}")
+            for job in self.makers(f.types)
+        ]
         if value and value not in [key for key, _ in found]:
             found.append((value, self.described(value)))
         return found
@@ -345,7 +346,9 @@ class KindForm:
         fit = submit.fit(self.user, self.name, self.data())
         gpus = board.gpu_map()
         known = {gpu.uuid for gpu in board.present(gpus.values())}
-        cards = [card | {"host": gpus[card["uuid"]].host.name} for card in fit["cards"] if card["uuid"] in known]
+        cards = [
+            card | {"host": gpus[card["uuid"]].host.name} for card in fit["cards"] if card["uuid"] in known
+        ]
         return {
             **fit,
             "cards": sorted(cards, key=lambda card: (card["host"], card["gpu_id"])),

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 from uuid import UUID
 
-from django.contrib.auth.models import AbstractBaseUser
+from django.contrib.auth.models import User
 from django.db.models import QuerySet
 
 from jobs import registry
@@ -19,7 +19,7 @@ PAGE = 50
 FILTERS = ("status", "kind", "mine")
 
 
-def page(user: AbstractBaseUser, asked: Mapping[str, str]) -> dict[str, Any]:
+def page(user: User, asked: Mapping[str, str]) -> dict[str, Any]:
     chosen = {name: asked.get(name, "") for name in FILTERS}
     start = whole(asked.get("from", ""))
     jobs = by_ids(asked["ids"]) if asked.get("ids") else filtered(user, chosen)[start : start + PAGE + 1]
@@ -36,13 +36,13 @@ def page(user: AbstractBaseUser, asked: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def row(job: Job, user: AbstractBaseUser, gpus: Mapping[str, Any], remaining: Mapping[str, Any]) -> dict[str, Any]:
+def row(job: Job, user: User, gpus: Mapping[str, Any], remaining: Mapping[str, Any]) -> dict[str, Any]:
     waits = job.status in (Status.QUEUED, Status.STARTING)
     why = words.why_waiting(job, gpus, remaining) if waits else None
     return {"job": job, "why": why, "see": may_see(job, user)}
 
 
-def filtered(user: AbstractBaseUser, chosen: Mapping[str, str]) -> QuerySet[Job]:
+def filtered(user: User, chosen: Mapping[str, str]) -> QuerySet[Job]:
     jobs = Job.objects.select_related("owner").order_by("-queued_at")
     if chosen["status"]:
         jobs = jobs.filter(status__in=chosen["status"].split(","))

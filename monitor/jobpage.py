@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from django.contrib.auth.models import AbstractBaseUser
+from django.contrib.auth.models import User
 from django.template.loader import select_template
 
 from gpus.models import Gpu
@@ -29,7 +29,7 @@ CANCEL_SAYS = {
 }
 
 
-def context(job: Job, user: AbstractBaseUser) -> dict[str, Any]:
+def context(job: Job, user: User) -> dict[str, Any]:
     gpus, see = board.gpu_map(), may_see(job, user)
     kind = kind_of(job)
     shown = {
@@ -118,7 +118,12 @@ def next_kinds(job: Job, kind: JobKind | None) -> Iterator[dict[str, Any]]:
     for name, other in registry.all_kinds().items():
         for parameter, field in references(other).items():
             if made & set(field.types):
-                yield {"name": name, "label": other.label, "parameter": parameter, "reference": f"job:{job.pk}"}
+                yield {
+                    "name": name,
+                    "label": other.label,
+                    "parameter": parameter,
+                    "reference": f"job:{job.pk}",
+                }
                 break
 
 

@@ -6,10 +6,12 @@ from uuid import UUID
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
+from django.contrib.auth.models import User
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
 from django.views.decorators.vary import vary_on_headers
+from django_htmx.middleware import HtmxDetails
 from rest_framework.exceptions import ValidationError
 
 from gpus.rest import ApiError, body
@@ -20,16 +22,23 @@ from jobs.serializers import may_see
 from monitor import board, figures, forms, joblist, jobpage
 
 
+class Request(HttpRequest):
+    """What `login_required` and the middleware hand to a view."""
+
+    user: User
+    htmx: HtmxDetails
+
+
 # Monitor ------------------------------------------------------------------------------------------------
 @login_required
 @require_safe
-def monitor(request: HttpRequest) -> HttpResponse:
+def monitor(request: Request) -> HttpResponse:
     return render(request, "monitor/monitor.html", board.monitor(request.user))
 
 
 @login_required
 @require_safe
-def monitor_parts(request: HttpRequest) -> HttpResponse:
+def monitor_parts(request: Request) -> HttpResponse:
     return render(request, "monitor/_parts.html", board.monitor(request.user))
 
 
@@ -37,7 +46,7 @@ def monitor_parts(request: HttpRequest) -> HttpResponse:
 @login_required
 @require_safe
 @vary_on_headers("HX-Request")
-def jobs(request: HttpRequest) -> HttpResponse:
+def jobs(request: Request) -> HttpResponse:
     """The list; for htmx, whose filters changed, its rows alone."""
     template = "jobs/_rows.html" if request.htmx else "jobs/jobs.html"
     return render(request, template, joblist.page(request.user, request.GET))
@@ -45,7 +54,7 @@ def jobs(request: HttpRequest) -> HttpResponse:
 
 @login_required
 @require_safe
-def job_rows(request: HttpRequest) -> HttpResponse:
+def job_rows(request: Request) -> HttpResponse:
     """The rows alone: of a page of the list, or of the jobs that `ids` names."""
     return render(request, "jobs/_rows.html", joblist.page(request.user, request.GET))
 
@@ -55,7 +64,7 @@ def found(job_id: UUID) -> Job:
     return get_object_or_404(Job.objects.select_related("owner", "host", "retry_of"), pk=job_id)
 
 
-def mine(request: HttpRequest, job_id: UUID) -> Job:
+def mine(request: Request, job_id: UUID) -> Job:
     """The job, for its owner and staff; for others as if it did not exist."""
     job = found(job_id)
     if not may_see(job, request.user):
@@ -65,26 +74,26 @@ def mine(request: HttpRequest, job_id: UUID) -> Job:
 
 @login_required
 @require_safe
-def job(request: HttpRequest, job_id: UUID) -> HttpResponse:
+def job(request: Request, job_id: UUID) -> HttpResponse:
     return render(request, "jobs/job.html", jobpage.context(found(job_id), request.user))
 
 
 @login_required
 @require_safe
-def job_parts(request: HttpRequest, job_id: UUID) -> HttpResponse:
+def job_parts(request: Request, job_id: UUID) -> HttpResponse:
     return render(request, "jobs/_job.html", jobpage.context(found(job_id), request.user))
 
 
 @login_required
 @require_safe
-def job_points(request: HttpRequest, job_id: UUID) -> HttpResponse:
+def job_points(request: Request, job_id: UUID) -> HttpResponse:
     """The metric curves, thinned to what a chart can show."""
     return JsonResponse(figures.points(mine(request, job_id)))
 
 
 @login_required
 @require_POST
-def job_cancel(request: HttpRequest, job_id: UUID) -> HttpResponse:
+def job_cancel(request: Request, job_id: UUID) -> HttpResponse:
     wanted = mine(request, job_id)
     try:
         verbs.cancel(wanted, request.user)
@@ -95,7 +104,7 @@ def job_cancel(request: HttpRequest, job_id: UUID) -> HttpResponse:
 
 @login_required
 @require_POST
-def job_retry(request: HttpRequest, job_id: UUID) -> HttpResponse:
+def job_retry(request: Request, job_id: UUID) -> HttpResponse:
     wanted = mine(request, job_id)
     gpu, start = request.POST.get("gpu") or None, request.POST.get("from") or None
     try:
@@ -113,12 +122,12 @@ def said(refusal: Exception) -> str:
 # New job ------------------------------------------------------------------------------------------------
 @login_required
 @require_safe
-def new(request: HttpRequest) -> HttpResponse:
+def new(request: Request) -> HttpResponse:
     return render(request, "new/new.html", {"stages": forms.stages()})
 
 
 @login_required
-def new_kind(request: HttpRequest, kind_name: str) -> HttpResponse:
+def new_kind(request: Request, kind_name: str) -> HttpResponse:
     form = kind_form(request, kind_name)
     if request.method == "POST":
         try:
@@ -130,13 +139,13 @@ def new_kind(request: HttpRequest, kind_name: str) -> HttpResponse:
 
 
 @login_required
-def new_fit(request: HttpRequest, kind_name: str) -> HttpResponse:
+def new_fit(request: Request, kind_name: str) -> HttpResponse:
     """Where the job as typed so far would run: the picker alone."""
     form = kind_form(request, kind_name)
     return render(request, "new/_place.html", {"form": form, "place": form.place()})
 
 
-def kind_form(request: HttpRequest, kind_name: str) -> forms.KindForm:
+def kind_form(request: Request, kind_name: str) -> forms.KindForm:
     typed = request.POST if request.method == "POST" else request.GET
     try:
         return forms.KindForm(kind_name, request.user, typed, request.build_absolute_uri("/"))

@@ -22,7 +22,7 @@ from gpus.timing import sample_seconds as seconds_between_samples
 register = template.Library()
 
 DASH = "–"
-NOTHING = (None, "")
+NOTHING: tuple[Any, ...] = (None, "")
 THIN = "\u202f"  # narrow no-break space between thousands
 GIB = 2**30
 COLOURS = 6  # --s1 … --s6; from the seventh card on, dashed
@@ -51,19 +51,19 @@ SHORT = {word.lower(): word for word in ("FVU", "L0", "CE", "SAE", "BOS", "CPU",
 # Numbers ------------------------------------------------------------------------------------------------
 # A key that a reading lacks arrives as "", which says as little as None.
 @register.filter
-def whole(value: float | None) -> str:
+def whole(value: Any) -> str:
     """93.4 → 93; 10200 → 10 200."""
     return DASH if value in NOTHING else f"{round(value):,}".replace(",", THIN)
 
 
 @register.filter
-def gib(value: float | None) -> str:
+def gib(value: Any) -> str:
     """Bytes as GiB without the unit."""
     return DASH if value in NOTHING else f"{value / GIB:.1f}"
 
 
 @register.filter
-def size(value: float | None) -> str:
+def size(value: Any) -> str:
     """Bytes with the unit that fits."""
     if value in NOTHING:
         return DASH
@@ -76,18 +76,18 @@ def size(value: float | None) -> str:
 
 
 @register.filter
-def gibs(value: float | None) -> str:
+def gibs(value: Any) -> str:
     """Bytes as whole GiB without the unit."""
     return whole(None if value in NOTHING else value / GIB)
 
 
 @register.filter
-def rate(value: float | None) -> str:
+def rate(value: Any) -> str:
     return DASH if value in NOTHING else f"{size(value)}/s"
 
 
 @register.filter
-def duration(seconds: float | None) -> str:
+def duration(seconds: Any) -> str:
     """42 s, 38 min, 1 h 12 min, 2 d 3 h."""
     if seconds in NOTHING:
         return DASH
@@ -102,7 +102,7 @@ def duration(seconds: float | None) -> str:
 
 
 @register.filter
-def percent(fraction: float | None) -> str:
+def percent(fraction: Any) -> str:
     return DASH if fraction in NOTHING else f"{100 * fraction:.0f} %"
 
 
@@ -194,12 +194,17 @@ def short_id(value: Any) -> str:
 @register.simple_tag(takes_context=True)
 def chip(context: template.Context, uuid: str, link_name: bool = False) -> SafeString:
     """The number of a card on its colour; a card that is not there any more keeps its short UUID."""
-    gpu = context.get("gpus", {}).get(uuid)
+    gpu = (context.get("gpus") or {}).get(uuid)
     if gpu is None:
         return format_html('<code title="{}">{}</code>', uuid, short_uuid(uuid))
     name = format_html(" {}", gpu.name) if link_name else ""
     return format_html(
-        '<span class="chip {}" title="{} · {}">{}</span>{}', colour(gpu.index), gpu.name, uuid, gpu.index, name
+        '<span class="chip {}" title="{} · {}">{}</span>{}',
+        colour(gpu.index),
+        gpu.name,
+        uuid,
+        gpu.index,
+        name,
     )
 
 
@@ -254,7 +259,13 @@ def took(job: Any) -> float | None:
 
 
 # The frame of every page --------------------------------------------------------------------------------
-PAGES = (("Monitor", "monitor"), ("Jobs", "jobs"), ("New job", "new"), ("API", "docs"), ("Admin", "admin:index"))
+PAGES = (
+    ("Monitor", "monitor"),
+    ("Jobs", "jobs"),
+    ("New job", "new"),
+    ("API", "docs"),
+    ("Admin", "admin:index"),
+)
 
 
 @register.filter

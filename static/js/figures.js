@@ -20,5 +20,8 @@
     }
   }
   document.addEventListener("theme:changed", () => requestAnimationFrame(draw));
+  document.addEventListener("live:patched", () => {
+    if (document.querySelector("[data-figure]:empty")) draw();
+  });
   draw();
 })();

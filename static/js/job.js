@@ -18,7 +18,8 @@
     if (spec.log) return value > 0 ? Math.log10(value) : null;
     return value * (spec.times ?? 1);
   };
-  const short = (value) => (Math.abs(value) >= 10000 ? `${+(value / 1000).toPrecision(3)}k` : String(+value.toPrecision(3)));
+  const small = (value) => value !== 0 && Math.abs(value) < 0.001;
+  const short = (value) => (small(value) ? value.toExponential().replace(/(\.\d)\d*/, "$1") : Math.abs(value) >= 10000 ? `${+(value / 1000).toPrecision(3)}k` : String(+value.toPrecision(3)));
 
   function lastStep() {
     return Math.max(1, ...Object.values(curves).map(([steps]) => steps.at(-1) ?? 0));
@@ -87,7 +88,9 @@
   });
 
   /* Progress -------------------------------------------------------------------------------------------- */
+  let latest = null;
   function progress(p) {
+    latest = p;
     const lead = $("[data-lead]"), bar = $("[data-bar]");
     if (!lead || $(".badge", document.querySelector('[data-part="head"]'))?.textContent !== "running") return;
     if (bar && known(p.fraction)) bar.value = p.fraction;
@@ -131,6 +134,7 @@
   });
   document.addEventListener("live:again", () => { reload(); reread(); });
   document.addEventListener("live:patched", ({ detail: fresh }) => {
+    if (latest) progress(latest); // the row is written every 5 s, frames come twice a second
     if (fresh.querySelector("[data-figure]") && !$("script[src*='plotly']")) location.reload(); // the result has a figure
   });
   document.addEventListener("theme:changed", () => requestAnimationFrame(draw));

@@ -188,6 +188,8 @@ window.mistudio = (() => {
     setTimeout(() => { button.textContent = before; }, 1200);
   });
 
+  // Before anything on the page is drawn or rewritten: what the server sent is what later answers compare with.
+  for (const part of document.querySelectorAll("[data-part]")) drawn.set(part, part.innerHTML);
   localise(document);
   document.addEventListener("htmx:afterSwap", ({ detail }) => localise(detail.target));
   if (dot && main) {

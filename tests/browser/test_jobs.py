@@ -45,7 +45,7 @@ def test_a_job_page_follows_the_work(open_page: OpenPage, system: System) -> Non
     first = page.locator("[data-lead]").inner_text()
     expect(page.locator("[data-lead]")).not_to_have_text(first)
     expect(page.locator("[data-part=lead] .chip").first).to_have_text("2")
-    expect(page.locator("[data-part=head] .badge", has_text="succeeded")).to_be_visible()
+    expect(page.locator("[data-part=head] .badge", has_text="succeeded")).to_be_visible(timeout=60_000)
     expect(page.locator("[data-part=made]")).to_contain_text("rehearsal 250")
     expect(page.locator("[data-part=result]")).to_contain_text("250")
 

@@ -36,5 +36,7 @@ def test_it_sees_the_card_it_was_given_as_cuda_0(position: int) -> None:
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "DJANGO_SETTINGS_MODULE": "mistudio.settings",
     }
-    ran = subprocess.run([sys.executable, "-c", SEEN], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", SEEN], cwd=ROOT, env=env, capture_output=True, text=True, check=True
+    )
     assert ran.stdout.strip().splitlines()[-1] == uuid

@@ -1,0 +1,72 @@
+"""Figures of results: what plotly itself makes of our dictionaries, and what is left out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import plotly.graph_objects as go
+import pytest
+from django.contrib.auth.models import User
+from django.contrib.staticfiles import finders
+from django.test import Client
+
+from jobs import paths
+from jobs.models import Job, Status
+from monitor import figures
+
+HISTOGRAM = {"edges": [-10.0, -5.0, 0.0], "counts": [3, 4]}
+
+
+@pytest.fixture
+def trained(alice: User) -> Job:
+    job = Job.objects.create(kind="sae_training", owner=alice, params={}, status=Status.SUCCEEDED)
+    job.result = {"fvu": 0.05, "d_in": 576, "model": {"repository": "a/b"}, "artifact": "sae"}
+    job.save()
+    out = paths.job_folder(job) / "out"
+    out.mkdir(parents=True)
+    (out / "firing_histogram.json").write_text(json.dumps(HISTOGRAM))
+    return job
+
+
+def test_a_histogram_is_a_figure_that_plotly_accepts(trained: Job) -> None:
+    [figure] = figures.result_figures(trained)
+    go.Figure(figure["figure"])
+    assert figure["figure"]["data"][0]["x"] == [-7.5, -2.5]
+    assert {trace["type"] for trace in figure["figure"]["data"]} == {"bar"}  # no WebGL: our policy forbids it
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", '{"edges": [1], "counts": [1]}', '{"edges": 3}', "{"])
+def test_a_file_that_is_no_histogram_is_left_out(text: str, trained: Job) -> None:
+    (paths.job_folder(trained) / "out" / "firing_histogram.json").write_text(text)
+    assert figures.result_figures(trained) == []
+
+
+def test_quality_is_shown_large_and_the_rest_below() -> None:
+    result: dict[str, Any] = {
+        "fvu": 0.05,
+        "d_in": 576,
+        "model": {"repository": "a/b"},
+        "long": list(range(99)),
+    }
+    assert figures.numbers(result) == [("FVU", 0.05)]
+    assert list(figures.other_values(result)) == [
+        ("d_in", 576),
+        ("model repository", "a/b"),
+        ("long", "99 values"),
+    ]
+    assert figures.numbers({"steps": 3}) == [("steps", 3)]
+    assert figures.numbers(None) == []
+
+
+def test_plotly_is_loaded_only_where_there_is_a_figure(alice: User, trained: Job) -> None:
+    client = Client()
+    client.force_login(alice, backend="django.contrib.auth.backends.ModelBackend")
+    assert "plotly" in client.get(f"/jobs/{trained.pk}/").content.decode()
+    other = Job.objects.create(kind="sae_training", owner=alice, params={})
+    assert "plotly" not in client.get(f"/jobs/{other.pk}/").content.decode()
+
+
+def test_plotly_is_served_by_ourselves() -> None:
+    """Wants the settings line that offers plotly's own copy as `vendor/plotly/`."""
+    assert finders.find("vendor/plotly/plotly.min.js")
