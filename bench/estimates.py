@@ -1,6 +1,6 @@
 """Claim: no job takes more memory than its estimate says, and the estimate is at most 1.3 times the peak.
 
-    .venv/bin/python -m bench.estimates [words of a case]
+    MISTUDIO_HOME=... .venv/bin/python -m bench.estimates [words of a case]
 
 Runs the kinds as the fork server's children run, without the engine, and looks at their private memory
 (`Private_Clean + Private_Dirty`, what a simulated card counts) every 40 ms. The keeper of a real job looks less
@@ -21,6 +21,9 @@ from typing import Any
 
 import django
 
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mistudio.settings")
+os.environ.setdefault("MISTUDIO_GPU_BACKEND", "simulated")  # estimates of mathematics on the CPU
+os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}  # as the fork server sets them
 django.setup()
 
 from django.conf import settings  # noqa: E402
@@ -58,7 +61,7 @@ def cases(shelf: fake.Shelf) -> Iterator[Case]:
         name = f"extraction, {batch} x 128"
         yield name, "activation_extraction", extraction | {"batch_size": batch, "max_tokens": tokens}
     sites = [{"block": block} for block in range(8)]
-    more = extraction | {"batch_size": 16, "max_tokens": 6_000, "sites": sites, "dtype": "float32"}
+    more = extraction | {"batch_size": 16, "max_tokens": 20_000, "sites": sites, "dtype": "float32"}
     yield "extraction, 8 sites", "activation_extraction", more
     training = {"activations": f"{MODEL}-english-b8", "k": 32, "checkpoint_every": 3}
     for d_sae, batch in ((2304, 2048), (4608, 4096), (18432, 4096)):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -129,7 +130,13 @@ LANGUAGE_CODE, TIME_ZONE, USE_I18N, USE_TZ = "en-us", "UTC", False, True
 STATIC_URL = "static/"
 STATIC_ROOT = MISTUDIO_HOME / "run" / "static"
 VENDOR_DIR = BASE_DIR / ".vendor"
-STATICFILES_DIRS = [BASE_DIR / "static", *([("vendor", VENDOR_DIR)] if VENDOR_DIR.is_dir() else [])]
+#: plotly's script as its Python package carries it; found here, imported by nobody but the figures.
+PLOTLY_DIR = Path(find_spec("plotly").origin or "").parent / "package_data"  # type: ignore[union-attr]
+STATICFILES_DIRS = [
+    BASE_DIR / "static",
+    *([("vendor", VENDOR_DIR)] if VENDOR_DIR.is_dir() else []),
+    ("vendor/plotly", PLOTLY_DIR),
+]
 WHITENOISE_USE_FINDERS = True
 
 # Security ---------------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ from jobs.kind import Context, Estimate, Input, JobKind
 OFFERED_SITES = ("resid_post",)
 #: Activations of one token besides the vector itself: norm, id, document, row, position, 4 bytes each.
 BYTES_BESIDE = 20
+#: Tokens of a shard (`interp.activations.SHARD_TOKENS`, which needs torch).
+SHARD_ROOM = 16_384
 
 
 class ActivationExtractionParams(serializers.Serializer):
@@ -104,14 +106,14 @@ class Kind(JobKind):
         width, sites = manifest["d_model"], len(params["sites"])
         tokens = params["batch_size"] * params["context_size"]
         stored = width * sizes.WIDTHS[params["dtype"]] + BYTES_BESIDE
-        parts = {
-            "model": sizes.model_bytes(manifest, on_cpu=on_cpu),
-            "forward": sizes.forward_bytes(manifest, tokens, on_cpu=on_cpu) + sites * tokens * width * 4,
-        }
+        model = {"model": sizes.model_bytes(manifest, on_cpu=on_cpu)}
+        forward = sizes.forward_bytes(manifest, tokens, on_cpu=on_cpu) + sites * tokens * width * 4
         if on_cpu:  # the shard being filled and the text lie in the same memory
-            parts |= {"shard": 16_384 * sites * width * 10, "text": sizes.CORPUS_BYTES}
+            shard = sizes.shard_bytes(width, sites, min(SHARD_ROOM + tokens, params["max_tokens"]))
+            running = {"forward": forward, "shard": shard, "text": sizes.CORPUS_BYTES}
+            parts = {**model, **sizes.widest({"file": sizes.file_bytes(manifest, on_cpu=True)}, running)}
         else:
-            parts["cuda"] = sizes.CUDA_BYTES
+            parts = model | {"forward": forward, "cuda": sizes.CUDA_BYTES}
         return Estimate.of(parts, disk_bytes=params["max_tokens"] * (sites * stored + 9))
 
     def run(self, context: Context, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ repository.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -69,9 +70,7 @@ class Kind(JobKind):
         if params["source"] == "demo":
             return Estimate.of({"conversion": DEMO_MEMORY_BYTES}, disk_bytes=DEMO_DISK_BYTES, seconds=35)
         if is_path(params["source"]):
-            weights = local_folder(params["source"]).glob("*.safetensors")
-            size = sum(file.stat().st_size for file in weights)
-            return Estimate.of({"conversion": 0 if params["dtype"] == "auto" else 2 * size}, disk_bytes=size)
+            return local_estimate(local_folder(params["source"]), params["dtype"])
         return Estimate()
 
     def run(self, context: Context, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,6 +162,19 @@ def is_path(source: str) -> bool:
     from jobs.interp.paths import looks_like_path
 
     return looks_like_path(source)
+
+
+def local_estimate(folder: Path, dtype: str) -> Estimate:
+    """A copy takes no memory worth naming; a conversion the new weights and the old file, mapped."""
+    from jobs.interp.sizes import WIDTHS
+
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    if dtype == "auto":
+        return Estimate.of({"conversion": 0}, disk_bytes=size)
+    config = json.loads((folder / "config.json").read_text())
+    stored = config.get("dtype") or config.get("torch_dtype")
+    new = size * WIDTHS[dtype] // WIDTHS.get(stored, 2)
+    return Estimate.of({"new": new, "file": size}, disk_bytes=new)
 
 
 def local_folder(source: str) -> Path:

@@ -126,14 +126,27 @@ class Kind(JobKind):
 
         manifest, on_cpu = inputs["activations"].manifest, runs_on_cpu()
         width = manifest["d_model"]
-        parts = sizes.topk_bytes(width, params["d_sae"], params["k"], params["batch_size"])
+        parts = sizes.topk_bytes(width, params["d_sae"])
         disk = 7 * parts["sae"]  # two checkpoints of weights and both moments, and the result
-        parts |= {"buffer": sizes.buffer_bytes(manifest)} if on_cpu else {"cuda": sizes.CUDA_BYTES}
-        if params["ce_tokens"]:
-            tokens = CE_ROWS * manifest["context_size"]
-            parts["model"] = sizes.model_bytes(manifest["model"], on_cpu=on_cpu)
-            parts["forward"] = sizes.forward_bytes(manifest["model"], tokens, on_cpu=on_cpu, logits=True)
+        parts |= {} if on_cpu else {"cuda": sizes.CUDA_BYTES}
+        batch = sizes.batch_bytes(width, params["d_sae"], params["k"], params["batch_size"])
+        training = {"batch": batch} | ({"buffer": sizes.buffer_bytes(manifest)} if on_cpu else {})
+        parts |= sizes.widest(training, *self.measuring(params, manifest, on_cpu))
         return Estimate.of(parts, disk_bytes=disk)
+
+    def measuring(
+        self, params: Mapping[str, Any], manifest: Mapping[str, Any], on_cpu: bool
+    ) -> list[dict[str, int]]:
+        """What the two phases after the training take that measure the loss through the SAE, in bytes."""
+        from jobs.interp import sizes
+
+        if not params["ce_tokens"]:
+            return []
+        tokens, facts = CE_ROWS * manifest["context_size"], manifest["model"]
+        model = {"model": sizes.model_bytes(facts, on_cpu=on_cpu)}
+        model |= {"tokenizer": sizes.TOKENIZER_BYTES} if on_cpu else {}
+        forward = sizes.forward_bytes(facts, tokens, on_cpu=on_cpu, logits=True)
+        return [model | {"file": sizes.file_bytes(facts, on_cpu=on_cpu)}, model | {"forward": forward}]
 
     def run(self, context: Context, params: Mapping[str, Any]) -> dict[str, Any]:
         from jobs.interp.sae import assess

@@ -14,7 +14,7 @@ from jobs.interp.errors import Stopped, Unusable
 from jobs.interp.hooks import capture
 from jobs.interp.models import LanguageModel
 from jobs.interp.reading import Selection, Shuffled, Store, heldout_text, split
-from jobs.interp.site import Site
+from jobs.interp.site import Site, blocks_of
 from jobs.interp.tokens import Row, rows_of
 from tests.interp.conftest import assert_same_vectors
 
@@ -119,11 +119,37 @@ def test_another_recipe_starts_over(LL: LanguageModel, rows: list[Row], tmp_path
     assert len(stored(tmp_path)) == summary["tokens"] == sum(len(row.ids) - 1 for row in rows[:4])
 
 
-def test_a_context_over_the_limit_never_reaches_the_model_f09(LL: LanguageModel, tmp_path: Path) -> None:
-    rows = rows_of(["a" * 60], LL.tokenizer, 40, max_tokens=1000, bos_id=1)
-    LL.model.register_forward_hook(lambda *_: pytest.fail("the model ran"))
-    with pytest.raises(Unusable, match=r"40.*32.*LL"):
-        extract(LL, rows, RECIPE, tmp_path)
+def test_it_writes_ten_vectors_for_two_prompts_of_five_tokens_f01(LL: LanguageModel, tmp_path: Path) -> None:
+    """LL, layer 1, both prompts in one batch: each vector is that of its prompt run alone."""
+    prompts = [Row(0, (5, 9, 12, 7, 30)), Row(1, (8, 4, 4, 21, 13))]
+    extract(LL, prompts, Recipe((SITE,), dtype="float32"), tmp_path, batch_size=2)
+    found = stored(tmp_path)
+    assert found.shape == (10, 16)
+    solo = [capture(LL.model, [SITE], input_ids=torch.tensor([row.ids]))[SITE][0] for row in prompts]
+    torch.testing.assert_close(found, torch.cat(solo), atol=1e-5, rtol=1e-5)
+
+
+def test_it_runs_no_later_block_and_no_head_f11(LL: LanguageModel, rows: list[Row], tmp_path: Path) -> None:
+    """LL, block 0, the whole extraction: zero calls of blocks 1, 2, the final norm and the head."""
+    calls: list[str] = []
+    for name in ("model.layers.1", "model.layers.2", "model.norm", "lm_head"):
+        LL.model.get_submodule(name).register_forward_hook(lambda *_, name=name: calls.append(name))
+    extract(LL, rows, Recipe((Site(0),), dtype="float32"), tmp_path)
+    assert calls == []
+    LL.model(torch.tensor([[1, 5]]))
+    assert calls == ["model.layers.1", "model.layers.2", "model.norm", "lm_head"]
+
+
+@pytest.mark.parametrize("name", ["G2", "LL"])
+def test_a_context_over_the_limit_never_reaches_the_model_f09(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    lm = request.getfixturevalue(name)
+    rows = rows_of(["a" * 60], lm.tokenizer, 40, max_tokens=1000, bos_id=1)
+    for block in blocks_of(lm.model)[1]:
+        block.register_forward_hook(lambda *_: pytest.fail("the model ran"))
+    with pytest.raises(Unusable, match=rf"40.*32.*{name}"):
+        extract(lm, rows, RECIPE, tmp_path)
 
 
 def test_values_that_a_dtype_cannot_hold_are_refused(

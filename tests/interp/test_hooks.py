@@ -142,11 +142,13 @@ def test_a_replaced_site_is_what_the_rest_of_the_model_sees(any_model: LanguageM
 
 
 def test_replacing_keeps_the_other_members_of_a_tuple(LL: LanguageModel) -> None:
-    with replacing(LL.model, Site(1, "attn_out"), torch.zeros_like):
-        found = capture(
-            LL.model, [Site(1, "resid_pre"), Site(1, "resid_mid")], input_ids=torch.tensor(TWO_PROMPTS)
-        )
-    assert torch.equal(found[Site(1, "resid_mid")], found[Site(1, "resid_pre")])
+    """Row by row: a block that unpacks what attention returns would take a bare batch of two for a pair."""
+    attention = captured(LL, Site(1, "attn_out"), TWO_PROMPTS)
+    sites = [Site(1, "resid_pre"), Site(1, "resid_mid")]
+    with replacing(LL.model, Site(1, "attn_out"), lambda stream: 3 * stream):
+        found = capture(LL.model, sites, input_ids=torch.tensor(TWO_PROMPTS))
+    expected = found[sites[0]] + 3 * attention
+    torch.testing.assert_close(found[sites[1]], expected, atol=1e-5, rtol=1e-5)
 
 
 def test_hooks_are_gone_after_an_error(LL: LanguageModel) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from jobs.interp.sae.architectures import TopK
 from jobs.interp.sae.gradients import Aux, backward, project
 from jobs.interp.sae.sparse import ByLatent, Code, products, weighted_rows
+from jobs.interp.sae.train import Settings
 from tests.interp.conftest import s8
 
 OFF = Aux(k=4, coefficient=0.0)
@@ -117,6 +118,14 @@ def test_the_auxiliary_reconstruction_has_no_decoder_bias_f16(x: Tensor) -> None
         revived = sae.b_enc[20:] @ sae.W_dec[20:]  # the quiet latents say the same for every token
         expected = (revived - left).square().sum(1).mean()
     torch.testing.assert_close(found.aux_loss, expected)
+
+
+def test_the_auxiliary_loss_takes_half_the_width_of_the_input_f16() -> None:
+    """k is min(8 / 2, 4 dead) = 4, whatever the number of latents; all four of them at their full weight."""
+    aux = Settings(d_sae=24, k=4, tokens=32).aux(d_in=8)
+    assert (aux.k, aux.coefficient) == (4, 1 / 32)
+    assert Settings(d_sae=4608, k=32, tokens=32).aux(d_in=576).k == 288
+    assert Settings(d_sae=24, k=4, tokens=32, aux_k=0).aux(d_in=8).k == 0
 
 
 def test_projection_leaves_what_turns_the_directions(x: Tensor) -> None:

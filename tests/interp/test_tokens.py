@@ -40,8 +40,9 @@ def test_without_positions_the_learned_ones_would_be_wrong_f04(G2: LanguageModel
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_bos_and_padding_are_left_out_by_id_and_mask_f05(side: Side) -> None:
     """Two prompts of 4 and 7 tokens, BOS among them, BOS excluded: 3 + 6 vectors, none at id 0 or 1."""
-    rows = [[1, 9, 5, 7], [1, 8, 4, 9, 33, 12, 20]]
-    batch = pad(rows, 0, side=side)
+    rows = rows_of(["fbd", "eaf-iq"], tokenizer(), 16, max_tokens=100, bos_id=tokenizer().bos_token_id)
+    assert [row.ids for row in rows] == [(1, 9, 5, 7), (1, 8, 4, 9, 33, 12, 20)]
+    batch = pad([row.ids for row in rows], tokenizer().pad_token_id, side=side)
     chosen = kept(batch.input_ids, batch.mask, [1])
     assert chosen.sum(1).tolist() == [3, 6]
     assert not torch.isin(batch.input_ids[chosen], torch.tensor([0, 1])).any()

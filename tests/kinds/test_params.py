@@ -138,6 +138,13 @@ def test_the_site_must_be_named_where_there_are_several() -> None:
     assert refused("sae_training", given("activations", ACTIVATIONS), **TRAINING) == {}
 
 
+def test_activations_of_one_site_are_not_taken_for_another_f02() -> None:
+    """They hold the stream after blocks 1 and 2; the MLP's output there is something else."""
+    asked = TRAINING | {"site": {"block": 1, "site": "mlp_out"}}
+    error = refused("sae_training", given("activations", ACTIVATIONS), **asked)["site"]
+    assert "block 1 resid_post, block 2 resid_post" in error
+
+
 def test_estimates_grow_with_what_they_are_about() -> None:
     kind = registry.get("sae_training")
 
@@ -149,7 +156,8 @@ def test_estimates_grow_with_what_they_are_about() -> None:
         return found.memory_bytes, found.disk_bytes or 0
 
     assert need(d_sae=128) > need(d_sae=64)
-    assert need(batch_size=8192) > need(batch_size=4096)
+    assert need(batch_size=8192, ce_tokens=0) > need(batch_size=4096, ce_tokens=0)
+    assert need(ce_tokens=4096) > need(ce_tokens=0)  # the model is loaded then
     weights = 4 * (2 * 16 * 64 + 64 + 16)
     assert need()[1] == 7 * weights
 

@@ -13,8 +13,11 @@ from safetensors.torch import load_file
 from jobs import registry
 from jobs.exceptions import JobRejected
 from jobs.interp.errors import Stopped
+from jobs.interp.hooks import capture
 from jobs.interp.sae.files import load_sae
+from jobs.interp.site import Site
 from jobs.kind import JobKind
+from tests.interp.conftest import language_model
 from tests.kinds.fake import FakeContext, Shelf, run
 
 DOWNLOAD, EXTRACT, TRAIN = (
@@ -77,6 +80,30 @@ def test_activations_say_how_they_were_made(shelf: Shelf, import_root: Path) -> 
     assert not any(context.checkpoints.iterdir())
     size = sum(file.stat().st_size for file in artifact.path.rglob("*") if file.is_file())
     assert size < 1.2 * estimate.disk_bytes
+
+
+@pytest.mark.parametrize(("side", "block"), [("left", 1), ("right", 2)])
+def test_a_tokenizer_without_pad_runs_and_the_choice_is_recorded_f08(
+    shelf: Shelf, import_root: Path, side: str, block: int
+) -> None:
+    """TKn, prompts of different length in a batch: as each alone, and the vocabulary as it was."""
+    lm = language_model("G2", pad_token=None, padding_side=side)
+    lm.model.save_pretrained(import_root / "G2")
+    lm.tokenizer.save_pretrained(import_root / "G2")
+    (import_root / "two.txt").write_text("fbd\n\neaf-iq\n\nab")
+    facts, *_ = run(DOWNLOAD, shelf, job="download", source=str(import_root / "G2"))
+    corpus, sites = str(import_root / "two.txt"), [{"block": block}]
+    asked = {"model": "g2", "corpus": corpus, "sites": sites, "dtype": "float32", "context_size": 16}
+    result, *_ = run(EXTRACT, shelf, job="extract", **asked)
+    assert result["pad"] == "eos"
+    assert facts["d_vocab"] == 64
+    shard = (
+        shelf.named(f"g2-two-b{block}").path / f"blocks.{block}.hook_resid_post" / "shard_00000.safetensors"
+    )
+    rows = [[1, 9, 5, 7], [1, 8, 4, 9, 33, 12, 20], [1, 4, 5]]
+    alone = [capture(lm.model, [Site(block)], input_ids=torch.tensor([row])) for row in rows]
+    expected = torch.cat([found[Site(block)][0, 1:] for found in alone])
+    torch.testing.assert_close(load_file(shard)["acts"], expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.usefixtures("model")

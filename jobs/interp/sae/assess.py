@@ -9,9 +9,10 @@ from torch import Tensor
 from jobs.interp.reading import Split
 from jobs.interp.sae.metrics import CrossEntropy, Quality, limited, log10_frequency, quality
 from jobs.interp.sae.train import Training
+from jobs.interp.sizes import MEASURED_ROWS
 
-#: Rows per pass, and training tokens that firing frequencies are taken over: enough for one in a thousand.
-ROWS, FREQUENCY_TOKENS = 4096, 65_536
+#: Training tokens that firing frequencies are taken over: enough for one in a thousand.
+FREQUENCY_TOKENS = 65_536
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Report:
 def assess(training: Training, split: Split) -> Report:
     """Measure the SAE of a finished training, on the training's device, against both parts of `split`."""
     sae = training.sae.folded(training.scale)
-    heldout = quality(sae, split.heldout.batches(ROWS))
-    usage = quality(sae, limited(split.train.batches(ROWS), FREQUENCY_TOKENS))
+    heldout = quality(sae, split.heldout.batches(MEASURED_ROWS))
+    usage = quality(sae, limited(split.train.batches(MEASURED_ROWS), FREQUENCY_TOKENS))
     loss = heldout.squared_error * training.scale**2
     return Report(heldout, usage, loss, len(split.train), split.dropped_outliers)

@@ -88,7 +88,7 @@ def _add_aux(
     off = acts @ directions + error  # e_hat - e, as error is x_hat - x
     weight = aux.coefficient * min(1.0, len(which) / aux.k)
     slope = off * (2 * weight / len(x))
-    rising = (slope @ directions.T) * (acts != 0)  # [batch, n_dead]
+    rising = (slope @ directions.T).mul_(acts != 0)  # [batch, n_dead]
     found.W_dec[which] += acts.T @ slope
     found.encoder[which] += rising.T @ (x - sae.b_dec)
     found.b_enc[which] += rising.sum(0)

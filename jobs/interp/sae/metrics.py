@@ -153,8 +153,13 @@ def _summed_loss(
 ) -> float:
     with replacing(model.model, site, change) if change else nullcontext():
         logits = model.model(**inputs, use_cache=False).logits[:, :-1]
-    real = _predicted(inputs["attention_mask"])
-    return F.cross_entropy(logits[real].float(), inputs["input_ids"][:, 1:][real], reduction="sum").item()
+    total = 0.0
+    real, targets = _predicted(inputs["attention_mask"]), inputs["input_ids"][:, 1:]
+    for row, there, wanted in zip(
+        logits, real, targets, strict=True
+    ):  # a batch's scores once, not three times
+        total += F.cross_entropy(row[there].float(), wanted[there], reduction="sum").item()
+    return total
 
 
 def _predicted(mask: Tensor) -> Tensor:

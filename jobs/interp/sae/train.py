@@ -97,10 +97,12 @@ class Training:
         """A new training on data of `mean_norm` mean length; `b_dec` starts as the mean of the first
         batches.
         """
-        first = torch.cat([stream.batch(step) for step in range(_batches_for_mean(settings))])
-        scale = math.sqrt(first.shape[1]) / mean_norm
-        mean = first.double().mean(0).float() * scale
-        sae = TopK.initial(first.shape[1], settings.d_sae, settings.k, seed=settings.seed, mean=mean)
+        count = _batches_for_mean(settings)
+        means = torch.stack([stream.batch(step).double().mean(0) for step in range(count)])  # [count, d_in]
+        d_in = means.shape[1]
+        scale = math.sqrt(d_in) / mean_norm
+        mean = means.mean(0).float() * scale
+        sae = TopK.initial(d_in, settings.d_sae, settings.k, seed=settings.seed, mean=mean)
         return cls(sae, settings, scale, device=device)
 
     @property
@@ -164,6 +166,7 @@ class Training:
         found = backward(self.sae, x, self.dead, self.aux)
         project(self.sae)
         self.adam.step()
+        self.adam.zero_grad()  # or the next step's gradients would stand beside these
         self.sae.normalise_decoder()
         self._count(found, len(x))
         self.step += 1
