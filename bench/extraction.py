@@ -26,7 +26,7 @@ from jobs.interp.activations import Recipe, extract
 from jobs.interp.site import Site, blocks_of
 from jobs.interp.tokens import Row, batches_by_length, pad
 
-TOKENS, CONTEXT, BATCH = 4096, 128, 8
+TOKENS, CONTEXT, BATCH = 2048, 128, 8
 
 
 def by_hook(model: models.LanguageModel, rows: list[Row], block: int) -> None:

@@ -109,7 +109,9 @@ class Kind(JobKind):
         model = {"model": sizes.model_bytes(manifest, on_cpu=on_cpu)}
         forward = sizes.forward_bytes(manifest, tokens, on_cpu=on_cpu) + sites * tokens * width * 4
         if on_cpu:  # the shard being filled and the text lie in the same memory
-            shard = sizes.shard_bytes(width, sites, min(SHARD_ROOM + tokens, params["max_tokens"]))
+            shard = sizes.shard_bytes(
+                width, sites, min(SHARD_ROOM + params["context_size"], params["max_tokens"])
+            )
             running = {"forward": forward, "shard": shard, "text": sizes.CORPUS_BYTES}
             parts = {**model, **sizes.widest({"file": sizes.file_bytes(manifest, on_cpu=True)}, running)}
         else:

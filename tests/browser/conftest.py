@@ -34,8 +34,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.browser)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Per file, not per run: the driver keeps an event loop in this thread, in which no asynchronous test runs."""
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser
@@ -58,7 +59,7 @@ def sign_in(browser: Browser, system: System) -> dict[str, object]:
     return state
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def signed_in(browser: Browser, system: System) -> dict[str, object]:
     return sign_in(browser, system)
 

@@ -8,7 +8,15 @@ import torch
 from jobs.interp.hooks import capture
 from jobs.interp.models import LanguageModel
 from jobs.interp.sae.architectures import TopK
-from jobs.interp.sae.metrics import Fvu, cross_entropy, histogram, limited, log10_frequency, quality
+from jobs.interp.sae.metrics import (
+    CrossEntropy,
+    Fvu,
+    cross_entropy,
+    histogram,
+    limited,
+    log10_frequency,
+    quality,
+)
 from jobs.interp.site import Site
 from jobs.interp.tokens import pad
 
@@ -78,6 +86,26 @@ def test_an_sae_of_zeros_recovers_nothing(LL: LanguageModel, text: list[list[int
     assert cross_entropy(LL, Site(1), torch.zeros_like, [pad(text, 0)]).recovered == pytest.approx(
         0, abs=1e-9
     )
+
+
+def test_recovered_is_the_share_of_what_zeros_lose() -> None:
+    assert CrossEntropy(clean=2.0, sae=3.0, zero=6.0, tokens=1).recovered == 0.75
+
+
+@pytest.mark.parametrize("block", [0, 1, 2])
+def test_the_loss_is_that_of_a_model_changed_at_the_site(LL: LanguageModel, block: int) -> None:
+    """Half the stream after a block, by a hook placed by hand; the block matters."""
+    ids = torch.tensor([[1, 5, 9, 12, 7, 20, 6]])
+    handle = LL.model.model.layers[block].register_forward_hook(
+        lambda _m, _a, stream: (
+            torch.cat([stream[:, :1], stream[:, 1:] / 2], dim=1) + 0.1 * (ids != 1)[..., None]
+        )
+    )
+    expected = LL.model(ids, labels=ids).loss.item()
+    handle.remove()
+    found = cross_entropy(LL, Site(block), lambda x: x / 2 + 0.1, [pad(ids.tolist(), 0)], excluded_ids=[1])
+    assert found.sae == pytest.approx(expected, rel=1e-5)
+    assert found.sae != pytest.approx(found.clean, rel=1e-4)
 
 
 def test_the_clean_loss_is_the_models_own(LL: LanguageModel, text: list[list[int]]) -> None:

@@ -152,6 +152,16 @@ def test_data_are_scaled_to_length_sqrt_of_d() -> None:
     assert (training.sae.b_dec - x.mean(0)).abs().max() < 0.2
 
 
+def test_adam_sees_only_what_turns_a_direction() -> None:
+    """Its first moment after a step is a tenth of the gradient: nothing along the rows as they were."""
+    training = begin()
+    before = training.sae.W_dec.detach().clone()
+    training._advance(STREAM.batch(0))
+    moment = training.adam.state[training.sae.W_dec]["exp_avg"]
+    assert (moment * before).sum(1).abs().max() < 1e-6
+    assert moment.abs().max() > 1e-3
+
+
 def test_a_latent_is_dead_after_exactly_so_many_tokens() -> None:
     """F24 for one rank: a latent that never fires is dead after 64 tokens, in steps of 32: two."""
     training = begin(dataclasses.replace(SETTINGS, dead_after_tokens=64))

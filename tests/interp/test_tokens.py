@@ -7,7 +7,7 @@ import torch
 
 from jobs.interp.errors import Unusable
 from jobs.interp.hooks import capture
-from jobs.interp.models import LanguageModel, Pad
+from jobs.interp.models import LanguageModel, Pad, choose_pad
 from jobs.interp.site import Site
 from jobs.interp.tokens import Side, batches_by_length, kept, pad, rows_of
 from tests.interp.conftest import language_model, tokenizer
@@ -89,6 +89,14 @@ def test_a_tokenizer_without_pad_batches_like_any_other_f08() -> None:
     torch.testing.assert_close(together[0, :5], stream(lm, [SHORT], "right")[0], atol=1e-5, rtol=1e-5)
     assert lm.model.get_input_embeddings().weight.shape[0] == 64 == lm.d_vocab
     assert len(lm.tokenizer) == 34
+
+
+def test_a_pad_id_that_the_model_has_no_embedding_for_is_not_taken_f08() -> None:
+    """A pad token that somebody added to the tokenizer alone: id 34, one more than the model knows."""
+    tk = tokenizer(pad_token="<added>")
+    assert tk.pad_token_id == 34
+    assert choose_pad(tk, d_vocab=34) == Pad(2, "eos")
+    assert choose_pad(tk, d_vocab=64) == Pad(34, "pad")
 
 
 def test_pad_that_is_eos_is_taken_as_it_is_f08() -> None:

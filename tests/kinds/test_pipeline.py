@@ -12,9 +12,11 @@ from safetensors.torch import load_file
 
 from jobs import registry
 from jobs.exceptions import JobRejected
+from jobs.interp import reading
 from jobs.interp.errors import Stopped
 from jobs.interp.hooks import capture
 from jobs.interp.sae.files import load_sae
+from jobs.interp.sae.metrics import cross_entropy
 from jobs.interp.site import Site
 from jobs.kind import JobKind
 from tests.interp.conftest import language_model
@@ -138,6 +140,24 @@ def test_the_exported_sae_works_on_raw_activations(shelf: Shelf, import_root: Pa
     with torch.no_grad():
         fvu = (sae(x) - x).square().sum() / (x - x.mean(0)).square().sum()
     assert fvu.item() == pytest.approx(result["fvu"], rel=0.5)
+
+
+@pytest.mark.usefixtures("model")
+def test_the_loss_through_the_sae_is_that_of_the_exported_one(shelf: Shelf, import_root: Path) -> None:
+    """Stream of another length than the training's, so that a scale forgotten shows."""
+    extract(shelf, import_root)
+    result, *_ = train(shelf, ce_tokens=500)
+    source, sae = shelf.named("ll-text-b1"), load_sae(shelf.named("ll-text-b1-topk-64-k4").path)
+    lm = language_model("LL")
+    parts = reading.split(reading.Store(source.path / "blocks.1.hook_resid_post"))
+    text = reading.heldout_text(source.path, parts.documents, 500).batches(8, lm.pad.id)
+    with torch.no_grad():
+        found = cross_entropy(
+            lm, Site(1), sae, text, excluded_ids=lm.special_ids, norm_limit=parts.norm_limit
+        )
+    numbers = [result[f"ce_{name}"] for name in ("clean", "sae", "zero", "recovered")]
+    assert numbers == pytest.approx([found.clean, found.sae, found.zero, found.recovered], rel=1e-4)
+    assert not 0.8 < result["scale_folded"] < 1.25
 
 
 @pytest.mark.usefixtures("model")
