@@ -56,6 +56,7 @@ def main(job: Job, attempt: Attempt, gate: int, token: str) -> int:
     if os.read(gate, 1) != b"1":
         return 1
     set_environment(attempt, token)
+    logging.getLogger().addHandler(LogFrames(str(job.pk)))
     stop = Stop()
     context: WorkContext | None = None
     end: End | None
@@ -66,7 +67,6 @@ def main(job: Job, attempt: Attempt, gate: int, token: str) -> int:
         if device == "cpu":
             os.nice(POLITE)
         context = WorkContext(job, attempt, device, stop)
-        logging.getLogger().addHandler(LogFrames(str(job.pk)))
         end = run(context)
     except Fenced as error:
         logger.warning("stopping: %s", error)

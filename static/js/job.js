@@ -128,6 +128,7 @@
   document.addEventListener("live:frame", ({ detail: frame }) => {
     if (frame.channel !== `jobs/${job}`) return;
     if (frame.event === "job:progress") progress(frame.data.progress);
+    if (!log.textContent) reread(); // lines that were written before this page listened
     if (frame.event === "job:metric") point(frame.data);
     if (frame.event === "job:log") line(frame.data.line);
     if (frame.event === "job:changed" && frame.seq) { reload(); reread(); }
