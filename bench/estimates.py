@@ -28,7 +28,8 @@ django.setup()
 
 from django.conf import settings  # noqa: E402
 
-from jobs import estimates, processes, registry  # noqa: E402
+from gpus import procfs  # noqa: E402
+from jobs import estimates, registry  # noqa: E402
 from tests.kinds import fake  # noqa: E402
 
 Case = tuple[str, str, dict[str, Any]]
@@ -47,7 +48,7 @@ def peak_of(work: Callable[[], Any]) -> tuple[int, float]:
         os._exit(0)
     peak = 0
     while os.waitpid(pid, os.WNOHANG) == (0, 0):
-        peak = max(peak, processes.private_bytes(pid) or 0)
+        peak = max(peak, procfs.private_bytes(pid) or 0)
         time.sleep(0.04)
     return peak, time.monotonic() - began
 

@@ -128,7 +128,7 @@ class Agent:
             reading=self.host_reading,
             backend=self.spec["backend"],
             backend_error=self.sampler.backend_error,
-            complete=self.sampler.listed,
+            complete=self.sampler.complete,
             cards=self.sampler.state(),
         )
         return lambda: self._record(sight)

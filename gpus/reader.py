@@ -20,7 +20,7 @@ PR_SET_PDEATHSIG = 1
 
 def answer(backend: Backend, request: dict[str, Any]) -> Any:
     if request["call"] == "list":
-        return [card.as_dict() for card in backend.list_cards()]
+        return {"cards": [c.as_dict() for c in backend.list_cards()], "unreadable": backend.unreadable}
     if request["call"] == "read":
         return backend.read(request["uuid"]).as_dict()
     if request["call"] == "processes":
@@ -41,7 +41,8 @@ class Server:
             return {"ok": answer(self.backend, request)}
         except BackendUnavailable as error:
             self.backend = None
-            return {"error": "unavailable", "reason": error.reason, "repair": error.repair}
+            said = {"error": "unavailable", "reason": error.reason, "repair": error.repair}
+            return said | {"stale_library": error.stale_library}
         except CardLost as error:
             return {"error": "lost", "reason": str(error)}
         except Exception as error:  # one odd card must not end the reader of the others

@@ -55,13 +55,16 @@ class Reader:
             process = await self._running()
             try:
                 async with asyncio.timeout(CALL_SECONDS):
-                    return outcome(await self._ask(process, {"call": call, "uuid": uuid}))
+                    answer = await self._ask(process, {"call": call, "uuid": uuid})
             except TimeoutError:
                 await self._end()
                 raise CardHung(f"The driver did not answer within {CALL_SECONDS:g} s.") from None
             except asyncio.CancelledError:
                 await self._end()  # an answer nobody read would be taken for the next one
                 raise
+            if answer.get("stale_library"):
+                await self._end()  # the next call starts a process that loads the library anew
+        return outcome(answer)
 
     async def _ask(self, process: Process, request: dict[str, Any]) -> dict[str, Any]:
         assert process.stdin and process.stdout

@@ -42,8 +42,16 @@ class Card:
         return self.info["index"]
 
     def answered(self, reading: dict[str, Any]) -> None:
+        self._tell_silence(reading["missing"])
         self.reading, self.sampled_at = finite(reading), datetime.now(UTC)
         self.error, self.failures, self.lost = "", 0, False
+
+    def _tell_silence(self, missing: dict[str, str]) -> None:
+        """A line for the values that a card stops giving, or never gave; not one at every sample."""
+        news = [name for name in missing if name not in self.reading.get("missing", {})]
+        if news and not self.info["simulated"]:
+            said = ", ".join(f"{name} ({missing[name]})" for name in news)
+            logger.info("Card %s does not say its %s", self.index, said)
 
     def failed(self, error: Exception) -> None:
         self.error = str(error)
@@ -58,7 +66,7 @@ class Sampler:
         self.readers = Readers(spec)
         self.cards: dict[str, Card] = {}
         self.backend_error = ""
-        self.listed = False  # whether the last question for the list of cards was answered
+        self.complete = False  # whether the last list was answered and had every card
         self.late: dict[str, asyncio.Task[None]] = {}
 
     async def discover(self) -> None:
@@ -70,8 +78,11 @@ class Sampler:
             return
         if self.backend_error:
             logger.info("The cards can be read again")
-        self.backend_error, self.listed = "", True
-        self.cards = {info["uuid"]: self._known(info) for info in in_pci_order(found)}
+        self.backend_error, self.complete = "", not found["unreadable"]
+        # With a card missing from the list, the known ones stay, that one among them, and nobody is renumbered.
+        unseen = {} if self.complete else self.cards
+        infos = in_pci_order(found["cards"]) if self.complete else found["cards"]
+        self.cards = unseen | {info["uuid"]: self._known(info) for info in infos}
 
     def _known(self, info: dict[str, Any]) -> Card:
         card = self.cards.get(info["uuid"])
@@ -80,7 +91,7 @@ class Sampler:
     def _unavailable(self, error: Exception) -> None:
         if str(error) != self.backend_error:  # a line per change, not one per question
             logger.warning("No cards can be read: %s", error)
-        self.backend_error, self.listed = str(error), False
+        self.backend_error, self.complete = str(error), False
 
     async def sweep(self, with_processes: bool) -> None:
         """Read every card: the shared reader's one after the other, the others beside them."""

@@ -22,7 +22,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from gpus.rest import ApiError
-from jobs import files, logs, paths, registry, schema, submit, verbs
+from jobs import files, fit, logs, paths, registry, schema, submit, verbs
 from jobs.artifacts import visible
 from jobs.exceptions import Conflict
 from jobs.kind import JobKind
@@ -40,7 +40,7 @@ from jobs.serializers import (
 def jobs() -> QuerySet[Job]:
     """Jobs with all that their shape shows, in a fixed number of queries."""
     return Job.objects.select_related("owner", "host").prefetch_related(
-        "attempts__host", "inputs__artifact", "artifacts"
+        "attempts__host", "inputs__artifact", "artifacts", "after"
     )
 
 
@@ -101,8 +101,12 @@ class SubmitJob(APIView):
     kind = ""
 
     def post(self, request: Request) -> Response:
-        job = submit.submit(request.user, self.kind, request.data)  # type: ignore[arg-type]  # a list is refused there
-        return Response(JobSerializer(jobs().get(pk=job.pk), context={"user": request.user}).data, status=201)
+        try:
+            job, new = submit.submit_once(request.user, self.kind, request.data)  # type: ignore[arg-type]  # a list is refused there
+        except Conflict as conflict:
+            raise ApiError(409, "conflict", str(conflict)) from None
+        shown = JobSerializer(jobs().get(pk=job.pk), context={"user": request.user})
+        return Response(shown.data, status=201 if new else 200)
 
 
 class UnknownKind(APIView):
@@ -117,7 +121,7 @@ class UnknownKind(APIView):
 
 
 class Verb(OneJob):
-    """cancel · pause · resume · retry: 202 with the job, or 409 with the reason."""
+    """cancel · hold · release · pause · resume · retry: 202 with the job, or 409 with the reason."""
 
     scope = "control"
     name = ""
@@ -319,7 +323,7 @@ def submit_view(name: str, kind: JobKind) -> type[SubmitJob]:
         summary=kind.label,
         description=kind.description,
         request=schema.request_serializer(name, kind),
-        responses={201: JobSerializer},
+        responses={201: JobSerializer, 200: JobSerializer},
     )
     return type(f"Submit{schema.camel(name)}", (SubmitJob,), {"kind": name, "post": documented(post)})
 
@@ -407,7 +411,12 @@ class GpuFit(APIView):
 
     @extend_schema(
         request=inline_serializer(
-            "FitRequest", {"kind": serializers.CharField(), "params": serializers.DictField(required=False)}
+            "FitRequest",
+            {
+                "kind": serializers.CharField(),
+                "params": serializers.DictField(required=False),
+                "gpu": serializers.JSONField(required=False, allow_null=True),
+            },
         ),
         responses=OpenApiTypes.OBJECT,
     )
@@ -416,4 +425,4 @@ class GpuFit(APIView):
         kind, params = body.get("kind"), body.get("params") or {}
         if not isinstance(kind, str) or not isinstance(params, dict):
             raise serializers.ValidationError({"kind": ["The name of a kind, and its params as an object."]})
-        return Response(submit.fit(request.user, kind, params))
+        return Response(fit.fit(request.user, kind, params, body.get("gpu")))

@@ -4,30 +4,48 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
 
 import psutil
 from django.conf import settings
+from django.utils import timezone
 
+from gpus import agent_client
 from gpus.models import Gpu, Host
+from gpus.owners import owner_of
+from gpus.timing import scaled
+from jobs.memory import CardMemory, card_memory, still_to_take
 from jobs.models import Lease
 
-MIB, GIB = 2**20, 2**30
+#: So long after a lease of ours, memory that nobody is listed for still counts as ours.
+LATELY_SECONDS = 15.0
+#: A card that is closed for one of these may open by itself; the others need a person.
+PASSING = ("host_lost", "stale", "quarantined", "worker_silent", "driver")
 
 
-def reserve_bytes(total: int) -> int:
-    """What stays free on a card whatever is asked: max(256 MiB, 2 %)."""
-    return max(256 * MIB, total // 50)
+@dataclass(frozen=True)
+class Closed:
+    """Why a resource takes no job at all: a word, and a sentence for people."""
+
+    word: str
+    detail: str
+
+    @property
+    def passing(self) -> bool:
+        return self.word in PASSING
 
 
 @dataclass
 class Slots:
-    """One resource: its host, its limits, and the leases that hold it."""
+    """One resource: its host, its limits, the leases that hold it, and for a card its memory."""
 
     resource: str
     host: Host
     limits: dict[str, int]
     gpu: Gpu | None = None
     leases: list[Lease] = field(default_factory=list)
+    memory: CardMemory = field(default_factory=lambda: CardMemory(None, None))
     host_reserved: int = 0  # what jobs on this host's own memory have still to take
 
     def taken(self, job_class: str) -> set[int]:
@@ -42,38 +60,38 @@ class Slots:
             return None
         return next((n for n in range(limit) if n not in taken), None)
 
-    def reserved_bytes(self) -> int:
-        """What running jobs have not taken yet of their estimates."""
-        return sum(still_to_take(lease) for lease in self.leases)
-
     def free_bytes(self) -> int | None:
         """Sampled free memory less reservations; None when the card does not say."""
-        sampled = self.gpu.reading.get("memory_free_bytes") if self.gpu else None
-        return None if sampled is None else sampled - self.reserved_bytes()
-
-    def capacity_bytes(self) -> int | None:
-        """What a job could ever have of this card."""
-        total = self.gpu.memory_total_bytes if self.gpu else None
-        return None if total is None else total - reserve_bytes(total)
+        return self.memory.free_for_jobs
 
     def fits_now(self, need: int | None) -> bool:
-        free = self.free_bytes()
-        if need is None or free is None or self.gpu is None:
-            return True
-        on_host = not self.gpu.simulated or self.host_fits(need)
-        return free - reserve_bytes(self.gpu.memory_total_bytes or 0) >= need and on_host
+        on_host = self.gpu is None or not self.gpu.simulated or self.host_fits(need)
+        return self.memory.holds(need) and on_host
 
     def host_fits(self, need: int | None) -> bool:
         """Whether the host's own memory holds the job: that of the CPU's jobs and of simulated cards."""
         here = self.host.name == settings.MISTUDIO_HOST_NAME
         return not here or psutil.virtual_memory().available - self.host_reserved >= (need or 0)
 
+    def look(self, lately_ours: bool) -> None:
+        """The card's memory as its row has it."""
+        if self.gpu is not None:
+            self.remember(self.gpu.reading, self.gpu.processes, lately_ours)
 
-def still_to_take(lease: Lease) -> int:
-    """Estimate less what was seen, while the job runs; one that ends takes nothing more."""
-    if lease.state != Lease.State.ACTIVE:
-        return 0
-    return max(0, (lease.estimate_bytes or 0) - (lease.observed_bytes or 0))
+    def look_again(self) -> bool:
+        """The card's memory of this moment, asked of its agent; False when that is silent."""
+        assert self.gpu is not None
+        answer = agent_client.fresh(self.gpu.uuid) if self.host.name == settings.MISTUDIO_HOST_NAME else None
+        if answer is None:
+            return False
+        self.remember(answer["reading"], answer["processes"], lately_ours=bool(self.leases))
+        return True
+
+    def remember(self, reading: dict[str, Any], listed: list[dict[str, Any]], lately_ours: bool) -> None:
+        assert self.gpu is not None
+        owners = owner_of(self.host.name, self.gpu.uuid, listed)
+        total = self.gpu.memory_total_bytes
+        self.memory = card_memory(total, reading, listed, owners, self.leases, lately_ours)
 
 
 class Board:
@@ -81,12 +99,12 @@ class Board:
 
     def __init__(self) -> None:
         self.slots: dict[str, Slots] = {}
-        self.closed: dict[str, str] = {}
-        self._add_resources(self._open_leases())
+        self.closed: dict[str, Closed] = {}
+        self._add_resources(self._leases())
         self._reserve_host_memory()
 
     @staticmethod
-    def _open_leases() -> dict[str, list[Lease]]:
+    def _leases() -> dict[str, list[Lease]]:
         leases: dict[str, list[Lease]] = defaultdict(list)
         for lease in Lease.objects.filter(ended_at=None).select_related("attempt__job"):
             leases[lease.resource].append(lease)
@@ -96,15 +114,19 @@ class Board:
         for host in Host.objects.all():
             name = f"cpu:{host.name}"
             self._add(Slots(name, host, {"batch": settings.MISTUDIO_CPU_JOBS}, None, leases[name]))
+        just_ended = lately_ended()
         for gpu in Gpu.objects.select_related("host"):
             limits = {"batch": gpu.max_jobs, "interactive": gpu.interactive_slots}
-            self._add(Slots(gpu.resource, gpu.host, limits, gpu, leases[gpu.resource]))
+            slots = Slots(gpu.resource, gpu.host, limits, gpu, leases[gpu.resource])
+            slots.look(lately_ours=bool(slots.leases) or gpu.resource in just_ended)
+            self._add(slots)
 
     def _reserve_host_memory(self) -> None:
-        on_host = [s for s in self.slots.values() if s.gpu is None or s.gpu.simulated]
         reserved: dict[int, int] = defaultdict(int)
+        on_host = [s for s in self.slots.values() if s.gpu is None or s.gpu.simulated]
         for slots in on_host:
-            reserved[slots.host.pk] += slots.reserved_bytes()
+            cpu = sum(still_to_take(lease, lease.observed_bytes or 0) for lease in slots.leases)
+            reserved[slots.host.pk] += slots.memory.promised if slots.gpu else cpu
         for slots in on_host:
             slots.host_reserved = reserved[slots.host.pk]
 
@@ -121,17 +143,32 @@ class Board:
         return sorted(self.cards(), key=lambda s: (-(s.free_bytes() or 0), len(s.leases), s.gpu.index))  # type: ignore[union-attr]
 
 
-def closed_because(slots: Slots) -> str:
-    """Why this resource takes no job now, whatever it asks; empty when it is open."""
-    if slots.gpu is not None:
-        quarantined = any(lease.state == Lease.State.QUARANTINED for lease in slots.leases)
-        health, detail = slots.gpu.health(held=bool(slots.leases), quarantined=quarantined)
-        if health != "ok":
-            return f"card {slots.gpu.index} is {health}: {detail}"
-        if not slots.gpu.selectable:
-            return f"card {slots.gpu.index} is not offered to miStudio (MISTUDIO_VISIBLE_GPUS)"
+def lately_ended() -> set[str]:
+    """Resources whose last lease ended a moment ago."""
+    since = timezone.now() - timedelta(seconds=scaled(LATELY_SECONDS))
+    return set(Lease.objects.filter(ended_at__gt=since).values_list("resource", flat=True))
+
+
+def closed_because(slots: Slots) -> Closed | None:
+    """Why this resource takes no job now, whatever it asks; None when it is open."""
+    if slots.gpu is not None and (closed := card_closed(slots.gpu, slots.leases)):
+        return closed
     if not slots.host.agent_alive():
-        return f"the agent of {slots.host} is silent"
+        return Closed("host_lost", f"the agent of {slots.host} is silent")
     if not slots.host.worker_alive():
-        return f"the worker of {slots.host} is silent"
-    return ""
+        return Closed("worker_silent", f"the worker of {slots.host} is silent")
+    return None
+
+
+def card_closed(gpu: Gpu, leases: list[Lease]) -> Closed | None:
+    if gpu.host.agent_alive() and gpu.host.backend_error and not gpu.simulated and not gpu.removed_at:
+        return Closed("driver", gpu.host.backend_error)
+    quarantined = any(lease.state == Lease.State.QUARANTINED for lease in leases)
+    health, detail = gpu.health(held=bool(leases), quarantined=quarantined)
+    if health != "ok":
+        return Closed(health, f"card {gpu.index} is {health}: {detail}")
+    if not gpu.selectable:
+        return Closed(
+            "not_selectable", f"card {gpu.index} is not offered to miStudio (MISTUDIO_VISIBLE_GPUS)"
+        )
+    return None

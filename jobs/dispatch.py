@@ -1,4 +1,4 @@
-"""Which job starts next, and where. Any process may call `schedule` at any time.
+"""Which job starts next: the queue in order, and the grant. Any process may call `schedule` at any time.
 
 The grant is one transaction: it locks the resource rows in key order, counts, and writes attempt, leases and
 `queued → starting` together. The unique constraint on open leases makes the database the judge of races.
@@ -8,36 +8,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from gpus import choice
 from gpus.models import Gpu, Host
 from jobs import events, faults, readiness, tasks
 from jobs.board import Board, Slots
 from jobs.exceptions import JobRejected
 from jobs.models import Attempt, Job, JobEvent, Lease, Status
 from jobs.patience import AWAY
+from jobs.placement import Wait, job_class, need_bytes, note_wait, place
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Wait:
-    """Why a queued job does not start now; stored as `waiting_for`."""
-
-    reason: str
-    detail: str = ""
-    gpu_uuid: str | None = None
-    job_id: str | None = None
-    eta_seconds: float | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 def schedule() -> int:
@@ -76,105 +60,6 @@ def queued() -> Iterator[Job]:
     ready = Job.objects.filter(status=Status.QUEUED, cancel_requested_at=None)
     ready = ready.filter(Q(not_before=None) | Q(not_before__lte=now))
     yield from ready.select_related("owner").order_by("-priority", "queued_at")
-
-
-def place(job: Job, board: Board) -> list[Slots] | Wait:
-    """The resources that take this job now, or why none does."""
-    if source := readiness.source_pending(job):
-        return Wait("input", f"after {source}", job_id=str(source.pk))
-    if not job.needs_card or job.device == "cpu":
-        return place_on_cpu(job, board)
-    wanted = choice.wanted(job.gpu_wanted)
-    if isinstance(wanted, int):
-        return place_auto(job, board)
-    return place_named(job, board, wanted)
-
-
-def place_on_cpu(job: Job, board: Board) -> list[Slots] | Wait:
-    """A job without a card; one whose kind would need a card takes slot 0 alone."""
-    for slots in (s for s in board.slots.values() if s.gpu is None):
-        closed = board.closed.get(slots.resource)
-        if closed:
-            continue
-        slot = slots.free_slot("batch")
-        if slot is None or (slot and job.needs_card):
-            continue
-        if not slots.host_fits(need_bytes(job)):
-            return Wait("memory", f"{slots.host} has too little free memory now")
-        return [slots]
-    closed_all = [
-        board.closed[s.resource] for s in board.slots.values() if s.gpu is None and s.resource in board.closed
-    ]
-    return Wait("host", closed_all[0]) if closed_all else Wait("slot", "all CPU slots are taken")
-
-
-def need_bytes(job: Job) -> int | None:
-    return (job.estimate or {}).get("memory_bytes")
-
-
-def job_class(job: Job) -> str:
-    return "interactive" if job.interactive else "batch"
-
-
-def place_named(job: Job, board: Board, wanted: list[str]) -> list[Slots] | Wait:
-    chosen = []
-    for uuid in wanted:
-        slots = board.slots.get(f"gpu:{uuid}")
-        if slots is None:
-            return Wait("card", f"{uuid} is not known", gpu_uuid=uuid)
-        if wait := blocked(job, slots, board):
-            return wait
-        chosen.append(slots)
-    return chosen
-
-
-def blocked(job: Job, slots: Slots, board: Board) -> Wait | None:
-    """What keeps this job from this card now."""
-    assert slots.gpu is not None
-    uuid = slots.gpu.uuid
-    if closed := board.closed.get(slots.resource):
-        return Wait("card", closed, gpu_uuid=uuid)
-    if slots.free_slot(job_class(job)) is None:
-        return behind(slots, job_class(job))
-    if not slots.fits_now(need_bytes(job)):
-        return Wait("memory", f"card {slots.gpu.index} has too little free memory now", gpu_uuid=uuid)
-    return None
-
-
-def behind(slots: Slots, job_class: str) -> Wait:
-    """Waiting for the job that holds the card; its own remaining time is the wait."""
-    assert slots.gpu is not None
-    holders = [le for le in slots.leases if le.job_class == job_class] or slots.leases
-    holder = holders[0].attempt.job if holders else None
-    releasing = all(le.state != Lease.State.ACTIVE for le in holders)
-    detail = f"card {slots.gpu.index} is being released" if releasing else f"after {holder}"
-    eta = (holder.progress or {}).get("eta_seconds") if holder else None
-    return Wait("lease", detail, slots.gpu.uuid, str(holder.pk) if holder else None, eta)
-
-
-def place_auto(job: Job, board: Board) -> list[Slots] | Wait:
-    """Of the cards that can take the job now, the one with the most free memory."""
-    waits = []
-    for slots in board.by_preference():
-        wait = blocked(job, slots, board)
-        if wait is None:
-            return [slots]
-        waits.append(wait)
-    if not waits:
-        return Wait("card", "no card is known")
-    soonest = min(waits, key=lambda w: (w.reason != "lease", w.eta_seconds is None, w.eta_seconds or 0))
-    return Wait(soonest.reason, soonest.detail, None, soonest.job_id, soonest.eta_seconds)
-
-
-def note_wait(job: Job, wait: Wait) -> None:
-    """Store why the job waits, when the reason is another than before."""
-    before = job.waiting_for or {}
-    if all(before.get(k) == v for k, v in wait.as_dict().items() if k != "eta_seconds"):
-        return
-    entry = wait.as_dict() | {"since": timezone.now().isoformat()}
-    if Job.objects.filter(pk=job.pk, status=Status.QUEUED).update(waiting_for=entry):
-        job.waiting_for = entry
-        events.changed(job)
 
 
 def grant(job: Job, plan: list[Slots]) -> bool:

@@ -234,3 +234,18 @@ def never_started(job: Job, attempt: Attempt, detail: str) -> bool:
             close(attempt, Outcome.NEVER_STARTED, detail)
             _tell(job, "never_started", detail)
     return moved
+
+
+def handed_back(job: Job, attempt: Attempt, detail: str, skip: dict[str, Any]) -> bool:
+    """The card had no room when the work arrived: queued again at once, for any card but this reading of this one."""
+    job.refresh_from_db()
+    if job.cancel_requested_at:
+        return cancelled(job, attempt)
+    waiting = {"reason": "memory", "detail": detail, "gpu_uuid": skip["gpu_uuid"], "skip": skip}
+    waiting |= {"job_id": None, "eta_seconds": None, "since": timezone.now().isoformat()}
+    with transaction.atomic():
+        moved = job.move([Status.STARTING], Status.QUEUED, waiting_for=waiting)
+        if moved:
+            close(attempt, Outcome.NEVER_STARTED, detail)
+            _tell(job, "handed_back", detail)
+    return moved

@@ -8,8 +8,9 @@ from typing import Any
 from gpus import choice
 from gpus.rest import ApiError
 from jobs.artifacts import Resolved, as_input
-from jobs.board import Board, Slots, reserve_bytes
+from jobs.board import Board, Slots
 from jobs.kind import Estimate, Input, JobKind
+from jobs.memory import gib
 
 #: Private memory of a work process with torch and transformers imported and nothing loaded: measured with
 #: `bench/work_base_cost.py` (simulated cards and CPU only; a CUDA context is the kind's own line).
@@ -33,10 +34,6 @@ def estimate_resolved(kind: JobKind, params: Mapping[str, Any], resolved: list[R
     return estimate(kind, params, inputs)
 
 
-def gib(count: int | None) -> str:
-    return "unknown" if count is None else f"{count / 2**30:.1f} GiB"
-
-
 def refuse_too_large(need: int | None, request: str) -> None:
     """400 when the estimate exceeds what the named card, or for `auto` every card, can ever hold."""
     cards = Board().cards()
@@ -45,7 +42,7 @@ def refuse_too_large(need: int | None, request: str) -> None:
         cards = [s for s in cards if s.gpu is not None and s.gpu.uuid in wanted]
     if need is None or not cards or any(could_hold(slots, need) for slots in cards):
         return
-    largest = max((s.capacity_bytes() or 0 for s in cards), default=0)
+    largest = max((s.memory.capacity or 0 for s in cards), default=0)
     raise ApiError(
         400,
         "model_too_large",
@@ -58,35 +55,5 @@ def refuse_too_large(need: int | None, request: str) -> None:
 
 
 def could_hold(slots: Slots, need: int) -> bool:
-    capacity = slots.capacity_bytes()
+    capacity = slots.memory.capacity
     return capacity is None or capacity >= need
-
-
-def card_verdict(slots: Slots, need: int | None, job_class: str, board: Board) -> dict[str, Any]:
-    """For the form: whether a job of this size fits this card now, later or never, and why."""
-    from jobs.dispatch import behind
-
-    gpu = slots.gpu
-    assert gpu is not None
-    verdict, detail, eta = "now", "now", None
-    if need is not None and not could_hold(slots, need):
-        verdict, detail = "never", f"needs {gib(need)}, this card can give {gib(slots.capacity_bytes())}"
-    elif closed := board.closed.get(slots.resource):
-        lasting = any(word in closed for word in ("disabled", "removed", "not offered", "lost"))
-        verdict, detail = ("never" if lasting else "later"), closed
-    elif slots.free_slot(job_class) is None:
-        wait = behind(slots, job_class)
-        verdict, detail, eta = "later", wait.detail, wait.eta_seconds
-    elif not slots.fits_now(need):
-        verdict, detail = "later", f"needs {gib(need)}, {gib(slots.free_bytes())} free now"
-    return {
-        "uuid": gpu.uuid,
-        "gpu_id": gpu.index,
-        "name": gpu.name,
-        "verdict": verdict,
-        "detail": detail,
-        "eta_seconds": eta,
-        "free_bytes": slots.free_bytes(),
-        "total_bytes": gpu.memory_total_bytes,
-        "reserve_bytes": reserve_bytes(gpu.memory_total_bytes or 0),
-    }

@@ -20,7 +20,7 @@ from django.db import connections
 from django.utils import timezone
 from setproctitle import setproctitle
 
-from gpus import publish
+from gpus import procfs, publish
 from gpus.backends import simulated
 from gpus.timing import scaled
 from jobs import dispatch, endings, events, faults, lease, paths, processes
@@ -233,7 +233,7 @@ class Keeper:
         if self.work is None or time.monotonic() < self.sample_at:
             return
         began = time.monotonic()
-        self.observed = processes.private_bytes(self.work.pid)
+        self.observed = procfs.private_bytes(self.work.pid)
         self.peak_bytes = max(self.peak_bytes, self.observed or 0)
         self.sample_at = time.monotonic() + 100 * (time.monotonic() - began)
 

@@ -84,6 +84,17 @@ class Job(models.Model):
     traceback = models.TextField(blank=True)
     peak_memory_bytes = models.BigIntegerField(null=True)
 
+    after = models.ManyToManyField(
+        "self",
+        symmetrical=False,
+        blank=True,
+        related_name="followed_by",
+        help_text="Starts when these succeeded",
+    )
+    idempotency_key = models.CharField(max_length=200, null=True)  # noqa: DJ001 (null, never "")
+    request_digest = models.CharField(
+        max_length=64, blank=True, help_text="SHA-256 of the body with that key"
+    )
     retry_of = models.ForeignKey("self", null=True, on_delete=models.SET_NULL, related_name="retries")
     retry_from = models.CharField(max_length=12, blank=True, help_text="checkpoint or start")
     group_id = models.UUIDField(null=True, db_index=True)
@@ -102,6 +113,9 @@ class Job(models.Model):
             models.Index(
                 fields=["-priority", "queued_at"], name="jobs_to_start", condition=Q(status=Status.QUEUED)
             )
+        ]
+        constraints = [
+            models.UniqueConstraint(fields=["owner", "idempotency_key"], name="one_job_per_idempotency_key")
         ]
 
     def __str__(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.conf import settings
@@ -9,34 +10,63 @@ from django.conf import settings
 from gpus.owners import Hold, Owner
 from jobs import processes
 from jobs.models import Attempt, Lease
+from jobs.processes import Process
+
+
+@dataclass
+class Known:
+    """What is recorded of the attempts of a host whose leases are open."""
+
+    processes: dict[Process, str] = field(default_factory=dict)  # recorded ones, and their jobs
+    tokens: dict[str, str] = field(default_factory=dict)  # hash of an attempt's token, and its job
+
+    def add(self, attempt: Attempt) -> None:
+        job = str(attempt.job_id)
+        pairs = [
+            *attempt.members,
+            (attempt.keeper_pid, attempt.keeper_start),
+            (attempt.work_pid, attempt.work_start),
+        ]
+        self.processes |= {Process(pid, start): job for pid, start in pairs if pid and start}
+        if attempt.token_hash:
+            self.tokens[attempt.token_hash] = job
+
+    def job_of(self, process: Process) -> str | None:
+        """By proof: recorded itself, descended from a recorded one, or carrying the token of an attempt."""
+        for ancestor in processes.lineage(process):
+            if ancestor in self.processes:
+                return self.processes[ancestor]
+        return next(
+            (job for carried in processes.tokens(process.pid) if (job := self.tokens.get(carried))), None
+        )
 
 
 def owners_of(host: str, uuid: str, listed: list[dict[str, Any]]) -> list[Owner]:
-    """`job` by proof (pid and start ticks of an open attempt), `foreign` for a living process that is none of
-    ours, `unknown` where nothing can be proven from here."""
-    known = recorded_members(host)
+    """`job` by proof, `foreign` for a living process that is none of ours, `unknown` where nothing can be proven
+    from here. A driver's pid is a hint: on another host, only what was recorded there counts."""
+    known = known_members(host)
     local = host == settings.MISTUDIO_HOST_NAME
-    return [owner_of(entry["pid"], known, local) for entry in listed]
+    return [owner_of(entry["pid"], known) if local else recorded(entry["pid"], known) for entry in listed]
 
 
-def recorded_members(host: str) -> dict[int, tuple[int, str]]:
-    """By pid: start ticks and job of everything recorded for attempts whose leases are open."""
-    members: dict[int, tuple[int, str]] = {}
-    attempts = Attempt.objects.filter(host__name=host, leases__ended_at=None).distinct()
-    for attempt in attempts:
-        pairs = [*attempt.members, (attempt.work_pid, attempt.work_start)]
-        members |= {pid: (start, str(attempt.job_id)) for pid, start in pairs if pid and start}
-    return members
+def known_members(host: str) -> Known:
+    known = Known()
+    for attempt in Attempt.objects.filter(host__name=host, leases__ended_at=None).distinct():
+        known.add(attempt)
+    return known
 
 
-def owner_of(pid: int, known: dict[int, tuple[int, str]], local: bool) -> Owner:
-    start, job_id = known.get(pid, (None, None))
-    if not local:
-        return {"owner": "job" if job_id else "unknown", "job_id": job_id}
+def owner_of(pid: int, known: Known) -> Owner:
     process = processes.find(pid)
-    if process is not None and process.start == start:
-        return {"owner": "job", "job_id": job_id}
-    return {"owner": "foreign" if process else "unknown", "job_id": None}
+    if process is None:
+        return {"owner": "unknown", "job_id": None}
+    job = known.job_of(process)
+    return {"owner": "job" if job else "foreign", "job_id": job}
+
+
+def recorded(pid: int, known: Known) -> Owner:
+    job = next((job for process, job in known.processes.items() if process.pid == pid), None)
+    return {"owner": "job" if job else "unknown", "job_id": job}
 
 
 def holds() -> dict[str, Hold]:

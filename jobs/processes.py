@@ -10,7 +10,7 @@ import ctypes
 import hashlib
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -78,14 +78,23 @@ def token_hash(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def _carries_token(pid: int, wanted_hash: str) -> bool:
+def tokens(pid: int) -> list[str]:
+    """Hashes of the attempts' tokens in the environment that the process was executed with."""
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
-        return False
+        return []
     prefix = f"{TOKEN_VARIABLE}=".encode()
-    tokens = [e.removeprefix(prefix) for e in environment.split(b"\0") if e.startswith(prefix)]
-    return any(token_hash(token.decode(errors="replace")) == wanted_hash for token in tokens)
+    carried = [e.removeprefix(prefix) for e in environment.split(b"\0") if e.startswith(prefix)]
+    return [token_hash(token.decode(errors="replace")) for token in carried]
+
+
+def lineage(process: Process) -> Iterator[Process]:
+    """The process, its parent, and so on upwards."""
+    pid = process.pid
+    while pid and (fields := _stat(pid)):
+        yield Process(pid, int(fields[19]))
+        pid = int(fields[1])
 
 
 def members(attempt: Attempt) -> set[Process]:
@@ -107,9 +116,7 @@ def members(attempt: Attempt) -> set[Process]:
     if recorded and attempt.session_id:
         found |= {Process(pid, row[2]) for pid, row in table.items() if row[1] == attempt.session_id}
     if attempt.token_hash:
-        found |= {
-            Process(pid, row[2]) for pid, row in table.items() if _carries_token(pid, attempt.token_hash)
-        }
+        found |= {Process(pid, row[2]) for pid, row in table.items() if attempt.token_hash in tokens(pid)}
     return {p for p in found if p.pid != os.getpid()}
 
 
@@ -128,15 +135,6 @@ def send(process: Process, number: int) -> bool:
         return False
     finally:
         os.close(handle)
-
-
-def private_bytes(pid: int) -> int | None:
-    """Memory that this process alone holds: `Private_Clean + Private_Dirty` of `smaps_rollup`."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return None
-    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
 
 
 def prctl(option: int, value: int) -> None:

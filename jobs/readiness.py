@@ -5,8 +5,10 @@ What was not known at submit is judged here, once, when the inputs are there.
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
+from django.conf import settings
 from django.db import transaction
 from rest_framework.serializers import ValidationError
 
@@ -14,6 +16,7 @@ from gpus.rest import ApiError, flattened
 from jobs import estimates, events, registry
 from jobs.artifacts import as_input, settle_inputs
 from jobs.exceptions import JobRejected
+from jobs.memory import GIB, gib
 from jobs.models import FINAL, Job, JobEvent, Status
 
 
@@ -35,6 +38,16 @@ def source_pending(job: Job) -> Job | None:
     return None
 
 
+def forerunner(job: Job) -> Job | None:
+    """The first job of `after` that has not succeeded yet. Raises `JobRejected` when it never will."""
+    for before in job.after.exclude(status=Status.SUCCEEDED):
+        if before.final:
+            sentence = f"It was to start after {before}, which ended {before.status}."
+            raise JobRejected(sentence, reason="input_failed")
+        return before
+    return None
+
+
 def appraise(job: Job) -> None:
     """Check the parameters against the inputs, estimate, and hold the estimate against the cards."""
     kind = registry.get(job.kind)
@@ -51,6 +64,16 @@ def appraise(job: Job) -> None:
         raise JobRejected(str(error.detail), reason=error.code, hint=error.extra.get("hint", "")) from error
     job.estimate = estimate.as_dict()
     Job.objects.filter(pk=job.pk).update(estimate=job.estimate)
+
+
+def refuse_full_disk(job: Job) -> None:
+    """A job whose files would not fit beside the reserve does not start. Raises `JobRejected`."""
+    need = (job.estimate or {}).get("disk_bytes")
+    disk = shutil.disk_usage(settings.MISTUDIO_HOME)
+    kept = max(2 * GIB, disk.total // 20)
+    if need is not None and need > disk.free - kept:
+        sentence = f"The job writes about {gib(need)}; {gib(disk.free)} of the data disk are free, {gib(kept)} stay so."
+        raise JobRejected(sentence, reason="disk_full", hint="Delete artifacts or free the disk, then retry.")
 
 
 def sentence_of(error: ValidationError) -> str:

@@ -47,6 +47,7 @@ class JobSerializer(serializers.ModelSerializer[Job]):
     inputs = serializers.SerializerMethodField()
     artifacts = serializers.SerializerMethodField()
     attempts = serializers.SerializerMethodField()
+    after = serializers.PrimaryKeyRelatedField(many=True, read_only=True)
     retry_of = serializers.UUIDField(source="retry_of_id", allow_null=True)
     duration_s = serializers.SerializerMethodField()
 
@@ -55,7 +56,7 @@ class JobSerializer(serializers.ModelSerializer[Job]):
         fields = [
             "id", "kind", "name", "owner", "status", "stalled", "failure_reason", "error", "hint", "gpu_request",
             "gpu_wanted", "gpu_uuid", "gpu_uuids", "gpu_names", "host", "device", "simulated", "params", "estimate",
-            "progress", "waiting_for", "result", "artifacts", "inputs", "priority", "attempt", "attempts",
+            "progress", "waiting_for", "result", "artifacts", "inputs", "after", "priority", "attempt", "attempts",
             "retry_of", "group_id", "cancel_requested_at", "queued_at", "started_at", "finished_at", "duration_s",
             "peak_memory_bytes",
         ]  # fmt: skip

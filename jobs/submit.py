@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from rest_framework import serializers
 
 from gpus import choice
 from gpus.rest import ApiError
 from jobs import estimates, events, paths, registry, tasks
 from jobs.artifacts import Resolved, as_input, resolve_all
-from jobs.board import Board
+from jobs.exceptions import Conflict
 from jobs.kind import Estimate, JobKind
-from jobs.models import Job, JobEvent, JobInput
+from jobs.models import Job, JobEvent, JobInput, Status
 from jobs.people import Person, is_staff
 
 
@@ -34,6 +37,21 @@ class SubmitFields(serializers.Serializer):
     priority = serializers.IntegerField(
         required=False, default=0, min_value=-100, max_value=100, help_text="Above 0 is for staff."
     )
+    after = serializers.ListField(
+        child=serializers.UUIDField(),
+        required=False,
+        max_length=100,
+        help_text="Ids of jobs that must have succeeded first.",
+    )
+    hold = serializers.BooleanField(
+        required=False, default=False, help_text="Keep the job held until it is released."
+    )
+    idempotency_key = serializers.CharField(
+        required=False,
+        allow_null=True,
+        max_length=200,
+        help_text="A name for this request: sent again, it answers with the same job instead of a second one.",
+    )
 
 
 @dataclass(frozen=True)
@@ -48,6 +66,7 @@ class Plan:
     needs_card: bool
     resolved: list[Resolved]
     estimate: Estimate | None
+    after: list[Job]
 
 
 def submit(user: Person, kind_name: str, data: Mapping[str, Any], **fields: Any) -> Job:
@@ -62,6 +81,39 @@ def submit(user: Person, kind_name: str, data: Mapping[str, Any], **fields: Any)
     return job
 
 
+def submit_once(user: Person, kind_name: str, data: Mapping[str, Any]) -> tuple[Job, bool]:
+    """Queue a job, or find the one that the same `idempotency_key` made; whether it is new.
+
+    Raises `Conflict` when the key was used for another request.
+    """
+    key = data.get("idempotency_key") if isinstance(data, Mapping) else None
+    if not isinstance(key, str) or not key:
+        return submit(user, kind_name, data), True
+    digest = request_digest(kind_name, data)
+    if earlier := _earlier(user, key, digest):
+        return earlier, False
+    try:
+        with transaction.atomic():
+            return submit(user, kind_name, data, idempotency_key=key, request_digest=digest), True
+    except IntegrityError:  # the same request came twice at once
+        again = _earlier(user, key, digest)
+        if again is None:
+            raise
+        return again, False
+
+
+def request_digest(kind_name: str, data: Mapping[str, Any]) -> str:
+    """SHA-256 of the kind and the body, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps([kind_name, data], sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _earlier(user: Person, key: str, digest: str) -> Job | None:
+    job = Job.objects.filter(owner_id=user.pk, idempotency_key=key).first()
+    if job is not None and job.request_digest != digest:
+        raise Conflict(f"The idempotency key {key!r} belongs to another request, job {job.pk}.")
+    return job
+
+
 def check(user: Person, kind_name: str, data: Mapping[str, Any]) -> Plan:
     """Everything that can be known before queueing."""
     kind = get_kind(kind_name)
@@ -71,13 +123,14 @@ def check(user: Person, kind_name: str, data: Mapping[str, Any]) -> Plan:
     needs_card = kind.needs_card(own)
     gpu_request = choice.parse(data.get("gpu"), max_gpus=kind.max_gpus, needs_card=needs_card)
     _check_priority(user, common["priority"])
+    after = _after(user, common.get("after", []))
     resolved = resolve_all(kind, own, user)
     existing = {r.parameter: as_input(r.artifact) for r in resolved if r.artifact is not None}
     kind.check(own, existing)
     estimate = estimates.estimate_resolved(kind, own, resolved)
     if needs_card and estimate is not None:
         estimates.refuse_too_large(estimate.memory_bytes, gpu_request)
-    return Plan(kind_name, kind, plain(own), common, gpu_request, needs_card, resolved, estimate)
+    return Plan(kind_name, kind, plain(own), common, gpu_request, needs_card, resolved, estimate, after)
 
 
 def get_kind(name: str) -> JobKind:
@@ -108,6 +161,23 @@ def _check_priority(user: Person, priority: int) -> None:
         raise serializers.ValidationError({"priority": ["A priority above 0 is for staff."]})
 
 
+def _after(user: Person, ids: list[UUID]) -> list[Job]:
+    """The jobs to wait for, each the user's own (or anybody's, for staff) and still able to succeed."""
+    mine = (
+        Job.objects.filter(pk__in=ids) if is_staff(user) else Job.objects.filter(pk__in=ids, owner_id=user.pk)
+    )
+    found = {job.pk: job for job in mine}
+    wrong = [f"No job {wanted} of yours." for wanted in ids if wanted not in found]
+    wrong += [
+        f"Job {job} ended {job.status}; it will not succeed any more."
+        for job in found.values()
+        if job.final and job.status != Status.SUCCEEDED
+    ]
+    if wrong:
+        raise serializers.ValidationError({"after": wrong})
+    return list(found.values())
+
+
 def plain(value: Any) -> Any:
     """Validated data as JSON stores it."""
     if isinstance(value, Mapping):
@@ -128,8 +198,10 @@ def _create(user: Person, plan: Plan, fields: Mapping[str, Any]) -> Job:
         "gpu_request": plan.gpu_request,
         "gpu_wanted": plan.gpu_request,
         "estimate": plan.estimate.as_dict() if plan.estimate else None,
+        "status": Status.HELD if plan.common["hold"] else Status.QUEUED,
     }
     job = Job.objects.create(**row | dict(fields))
+    job.after.set(plan.after)
     JobInput.objects.bulk_create([resolved.row(job) for resolved in plan.resolved])
     JobEvent.objects.create(job=job, event="submitted", detail=f"gpu: {plan.gpu_request}")
     return job
@@ -140,39 +212,3 @@ def _announce(job: Job) -> None:
     tasks.ring_dispatch()
     with suppress(OSError):  # a full disk is said where the job starts, and the row has it all
         paths.write_json(paths.job_folder(job) / "params.json", {"kind": job.kind, "params": job.params})
-
-
-def fit(user: Person, kind_name: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """The estimate, and for every card whether the job fits now, later or never. Incomplete parameters give
-    an estimate of null, so that a half-filled form shows the cards."""
-    kind = get_kind(kind_name)
-    try:
-        plan: Plan | None = check(user, kind_name, {k: v for k, v in params.items() if k != "gpu"})
-    except (serializers.ValidationError, ApiError):
-        plan = None
-    estimate = plan.estimate if plan else None
-    need = estimate.memory_bytes if estimate else None
-    board, job_class = Board(), "interactive" if kind.interactive else "batch"
-    cards = [estimates.card_verdict(slots, need, job_class, board) for slots in board.cards()]
-    return {
-        "estimate": estimate.as_dict() if estimate else None,
-        "needs_card": plan.needs_card if plan else kind.needs_gpu != "never",
-        "cards": cards,
-        "auto": _auto(cards),
-    }
-
-
-def _auto(cards: list[dict[str, Any]]) -> dict[str, Any]:
-    """Where `auto` would go now, or the shortest wait."""
-    now = [c for c in cards if c["verdict"] == "now"]
-    later = sorted((c for c in cards if c["verdict"] == "later"), key=lambda c: c["eta_seconds"] or 1e12)
-    if now:
-        best = max(now, key=lambda c: (c["free_bytes"] or 0, -c["gpu_id"]))
-        return {"verdict": "now", "detail": f"card {best['gpu_id']} now", "uuid": best["uuid"]}
-    if later:
-        return {"verdict": "later", "detail": later[0]["detail"], "uuid": None}
-    return {
-        "verdict": "never",
-        "detail": "no card can hold this job" if cards else "no card is known",
-        "uuid": None,
-    }

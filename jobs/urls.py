@@ -13,7 +13,10 @@ urlpatterns = [
     re_path(r"^system/gpu-fit/?$", api.GpuFit.as_view()),
     re_path(r"^jobs/?$", api.JobList.as_view()),
     re_path(JOB + r"/?$", api.JobDetail.as_view()),
-    *(re_path(JOB + rf"/{name}/?$", api.Verb.as_view(name=name)) for name in ("cancel", "pause")),
+    *(
+        re_path(JOB + rf"/{name}/?$", api.Verb.as_view(name=name))
+        for name in ("cancel", "hold", "release", "pause")
+    ),
     re_path(JOB + r"/resume/?$", api.Resume.as_view()),
     re_path(JOB + r"/retry/?$", api.Retry.as_view()),
     re_path(JOB + r"/log/?$", api.JobLog.as_view()),

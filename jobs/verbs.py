@@ -1,4 +1,4 @@
-"""What people may do to a job: cancel, pause, resume, retry. Each answers with the job or raises `Conflict`."""
+"""What people may do to a job. Each verb answers with the job or raises `Conflict`."""
 
 from __future__ import annotations
 
@@ -54,6 +54,25 @@ def _cancel_unclaimed(job: Job) -> bool:
         return False
     lease.end_unused(attempt)
     return True
+
+
+def hold(job: Job, user: Person) -> Job:
+    """Keep a queued job from starting until it is released."""
+    if not job.move([Status.QUEUED], Status.HELD, waiting_for=None):
+        job.refresh_from_db()
+        raise Conflict(f"Only a queued job can be held; this one is {job.status}.")
+    _story(job, Status.HELD, user)
+    return job
+
+
+def release(job: Job, user: Person) -> Job:
+    """Queue a held job; what held it is forgotten, and judged again."""
+    if not job.move([Status.HELD], Status.QUEUED, error="", failure_reason="", hint=""):
+        job.refresh_from_db()
+        raise Conflict(f"Only a held job can be released; this one is {job.status}.")
+    _story(job, "released", user)
+    tasks.ring_dispatch()
+    return job
 
 
 def pause(job: Job, user: Person) -> Job:

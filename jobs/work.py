@@ -27,7 +27,7 @@ from setproctitle import setproctitle
 
 from gpus import backends, publish
 from gpus.readings import CardInfo
-from jobs import endings, events, faults, paths, processes, registry
+from jobs import arrival, endings, events, faults, paths, processes, registry
 from jobs.context import WorkContext
 from jobs.endings import End
 from jobs.exceptions import Fenced, JobRejected, JobStopped
@@ -62,6 +62,7 @@ def main(job: Job, attempt: Attempt, gate: int, token: str) -> int:
     end: End | None
     try:
         device = verify_card(job, attempt)
+        patiently(lambda: arrival.check_room(job, attempt))
         if not patiently(lambda: start(job)):
             return 0
         if device == "cpu":
@@ -70,6 +71,10 @@ def main(job: Job, attempt: Attempt, gate: int, token: str) -> int:
         end = run(context)
     except Fenced as error:
         logger.warning("stopping: %s", error)
+        return 0
+    except arrival.HandedBack as why:
+        logger.warning("back to the queue: %s", why)
+        patiently(partial(endings.handed_back, job, attempt, str(why), why.skip))
         return 0
     except BaseException as error:  # whatever happened is the job's end, told in its row
         reported = bool(context and context.journal.reported)

@@ -21,7 +21,7 @@ from rest_framework.fields import empty
 
 from gpus import choice
 from gpus.rest import ApiError, body
-from jobs import artifacts, registry, submit
+from jobs import artifacts, fit, registry, submit
 from jobs.fields import SITES, ArtifactField, SiteField
 from jobs.kind import JobKind
 from jobs.models import FINAL, Job
@@ -343,14 +343,14 @@ class KindForm:
     # Where it would run
     def place(self) -> dict[str, Any]:
         """The estimate, and every card with whether this job fits it now, later or never."""
-        fit = submit.fit(self.user, self.name, self.data())
+        found = fit.fit(self.user, self.name, self.data())
         gpus = board.gpu_map()
         known = {gpu.uuid for gpu in board.present(gpus.values())}
         cards = [
-            card | {"host": gpus[card["uuid"]].host.name} for card in fit["cards"] if card["uuid"] in known
+            card | {"host": gpus[card["uuid"]].host.name} for card in found["cards"] if card["uuid"] in known
         ]
         return {
-            **fit,
+            **found,
             "cards": sorted(cards, key=lambda card: (card["host"], card["gpu_id"])),
             "several_hosts": len({card["host"] for card in cards}) > 1,
             "chosen": self.gpu,

@@ -80,7 +80,7 @@ def lost_card(info: shapes.Info) -> Said:
 
 # Jobs ---------------------------------------------------------------------------------------------------
 #: Reasons to wait that do not end by themselves.
-NEEDS_A_PERSON = ("host", "driver", "lost", "quarantined")
+NEEDS_A_PERSON = ("host", "driver", "outside", "lost", "quarantined")
 
 
 def remaining_of(jobs: Iterable[Job]) -> dict[str, float | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from rest_framework.test import APIClient
 
 from gpus.models import Gpu, Host
 from jobs import processes
+from tests.stubs import driver
 from tests.system import System
 
 GIB = 2**30
@@ -79,6 +81,14 @@ def make_card(host: Host, index: int, free_gib: float = 24, total_gib: float = 2
 @pytest.fixture
 def three_cards(living_host: Host) -> list[Gpu]:
     return [make_card(living_host, index) for index in range(3)]
+
+
+@pytest.fixture(scope="session")
+def driver_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Our stand-in for the driver's library, compiled once."""
+    if driver.compiler() is None:
+        pytest.skip("gcc is not installed")
+    return driver.build(tmp_path_factory.mktemp("driver"))
 
 
 @pytest.fixture(scope="session")

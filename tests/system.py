@@ -15,6 +15,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from tests.stubs.driver import StandIn
+
 ROOT = Path(__file__).resolve().parent.parent
 REHEARSAL = ROOT / "tests" / "rehearsal"
 FINAL = ("succeeded", "failed", "refused", "cancelled")
@@ -30,8 +32,15 @@ class System:
     """Start with `with`; everything of it ends with the block, jobs included."""
 
     def __init__(
-        self, home: Path, *, cards: str = "24GiB,24GiB,80GiB", time_scale: float = 0.1, **env: str
+        self,
+        home: Path,
+        *,
+        cards: str = "24GiB,24GiB,80GiB",
+        time_scale: float = 0.1,
+        driver: StandIn | None = None,
+        **env: str,
     ) -> None:
+        """`driver`: a stand-in whose cards take the place of the simulated ones."""
         self.home, self.port = home, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("MISTUDIO_")} | {
@@ -43,6 +52,8 @@ class System:
             "MISTUDIO_HOST_NAME": "testhost",
             **env,
         }
+        if driver is not None:
+            self.env |= driver.environment | {"MISTUDIO_GPU_BACKEND": "nvml", "MISTUDIO_TORCH_DEVICE": "cpu"}
         self.process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> System:

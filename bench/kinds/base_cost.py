@@ -8,7 +8,7 @@ from typing import Any
 
 from rest_framework import serializers
 
-from jobs import processes
+from gpus import procfs
 from jobs.kind import Context, Estimate, Input, JobKind, Values
 
 
@@ -42,4 +42,4 @@ class Kind(JobKind):
 
 
 def private() -> int:
-    return processes.private_bytes(os.getpid()) or 0
+    return procfs.private_bytes(os.getpid()) or 0

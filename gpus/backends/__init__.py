@@ -14,7 +14,6 @@ from gpus.backends.base import Backend, BackendUnavailable
 DRIVER_LIBRARY = "libnvidia-ml.so.1"
 INSTALL = "Install the NVIDIA driver of this machine; `nvidia-smi` must then list its cards."
 NAME_SIZES = "Set MISTUDIO_SIMULATED_GPUS, such as 24GiB,24GiB,80GiB."
-LATER = "Reading cards through the driver arrives with the next release."
 
 
 class Spec(TypedDict):
@@ -48,7 +47,9 @@ def make(wanted: Spec) -> Backend:
         raise BackendUnavailable(
             f"There is no {DRIVER_LIBRARY} on this machine: no NVIDIA driver is installed.", INSTALL
         )
-    raise BackendUnavailable(f"{DRIVER_LIBRARY} is here, but its cards are not read yet.", LATER)
+    from gpus.backends.nvml import NvmlBackend
+
+    return NvmlBackend()
 
 
 def get(name: str | None = None) -> Backend:

@@ -8,12 +8,16 @@ from gpus.readings import CardInfo, CardReading, GpuProcess
 
 
 class BackendUnavailable(Exception):
-    """No card can be read at all: the reason, and what repairs it."""
+    """No card can be read at all: the reason, and what repairs it.
 
-    def __init__(self, reason: str, repair: str = "") -> None:
+    `stale_library`: only a new process can find out whether that is over.
+    """
+
+    def __init__(self, reason: str, repair: str = "", stale_library: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
         self.repair = repair
+        self.stale_library = stale_library
 
     def __str__(self) -> str:
         return f"{self.reason} {self.repair}".strip()
@@ -24,8 +28,10 @@ class CardLost(Exception):
 
 
 class Backend(Protocol):
+    unreadable: int  # cards that the last list counted, but could not open
+
     def list_cards(self) -> list[CardInfo]:
-        """Every card of this host in PCI order. Raises `BackendUnavailable`."""
+        """Every card of this host that can be opened, in PCI order. Raises `BackendUnavailable`."""
 
     def read(self, uuid: str) -> CardReading:
         """One sample. Raises `CardLost`."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import os
-import pwd
 import time
 import uuid as uuids
 from collections.abc import Iterable
@@ -21,10 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpus.backends.base import CardLost
+from gpus.procfs import Stat, name_of, private_bytes, resident_bytes, stat, user_of
 from gpus.readings import CardInfo, CardReading, GpuProcess
 
 NAMESPACE = uuids.UUID("6d697374-7564-696f-2067-707520636172")  # "mistudio gpu car"
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 #: CPU time is counted in ticks of 10 ms: over less time than this, a share of it says nothing.
 SHORTEST_SPAN_SECONDS = 0.15
@@ -63,57 +62,6 @@ def cards_folder(home: str | Path) -> Path:
     return Path(home) / "run" / "cards"
 
 
-# What the kernel says of a process --------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Stat:
-    """The fields of `/proc/<pid>/stat` that matter here (man 5 proc)."""
-
-    state: str
-    start: int
-    cpu_ticks: int
-
-
-def stat(pid: int) -> Stat | None:
-    """`None` when there is no such process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return Stat(state=fields[0], start=int(fields[19]), cpu_ticks=int(fields[11]) + int(fields[12]))
-
-
-def private_bytes(pid: int) -> int | None:
-    """Memory that only this process has; `None` when the kernel does not tell us."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return None
-    return 1024 * sum(
-        int(line.split()[1]) for line in lines if line.startswith(("Private_Clean:", "Private_Dirty:"))
-    )
-
-
-def name_of(pid: int) -> str | None:
-    try:
-        return (
-            Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")[:200] or None
-        )
-    except OSError:
-        return None
-
-
-def user_of(pid: int) -> str | None:
-    try:
-        uid = os.stat(f"/proc/{pid}").st_uid
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-    except OSError:
-        return None
-
-
 class Memories:
     """Private memory of processes, walked by the kernel only as often as 5 % of a core allows; in between the
     change of the resident size, which costs nothing, stands for the change of the private one."""
@@ -143,13 +91,6 @@ class Walk:
     private: int
     resident: int
     valid_until: float
-
-
-def resident_bytes(pid: int) -> int | None:
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
-    except (OSError, IndexError):
-        return None
 
 
 # The backend ------------------------------------------------------------------------------------------
@@ -188,6 +129,8 @@ def _approach(now: float, low: float, high: float, load: float, spans: float) ->
 
 class SimulatedBackend:
     """The cards of `MISTUDIO_SIMULATED_GPUS`."""
+
+    unreadable = 0
 
     def __init__(self, home: str | Path, host: str, sizes: list[int]) -> None:
         self.folder = cards_folder(home)

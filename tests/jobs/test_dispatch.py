@@ -14,7 +14,8 @@ from django.utils import timezone
 
 from gpus.models import Gpu, Host
 from jobs import dispatch
-from jobs.board import Board, reserve_bytes
+from jobs.board import Board
+from jobs.memory import reserve_bytes
 from jobs.models import Job, Lease, Status
 from tests.conftest import GIB, make_card
 from tests.jobs.test_states import make_job

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gpus import procfs
 from jobs import processes
 from jobs.processes import Process
 
@@ -99,8 +100,8 @@ def test_it_sees_the_memory_that_a_process_alone_holds() -> None:
     assert child.stdout is not None
     child.stdout.readline()
     try:
-        assert 100 << 20 <= (processes.private_bytes(child.pid) or 0) < 130 << 20
-        assert processes.private_bytes(2**22 + 1) is None
+        assert 100 << 20 <= (procfs.private_bytes(child.pid) or 0) < 130 << 20
+        assert procfs.private_bytes(2**22 + 1) is None
     finally:
         child.kill()
         child.wait()

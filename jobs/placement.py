@@ -1,0 +1,254 @@
+"""Where a queued job would go now: its slots, the reason why it waits, or why it never can run.
+
+A named card is never swapped. `auto` takes the card with the most free memory of those that can take the job now.
+A job is refused for memory that others hold only when two fresh readings, 2 s apart, say that it would not fit
+even without our own jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from gpus import choice
+from gpus.timing import scaled
+from jobs import events, readiness
+from jobs.board import Board, Closed, Slots
+from jobs.exceptions import JobRejected
+from jobs.memory import gib, holders, reserve_bytes
+from jobs.models import Job, Lease, Status
+
+#: Between the two readings that refuse a job.
+SHORT_SECONDS = 2.0
+#: A named card that is lost comes back, or is given up.
+LOST_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Why a queued job does not start now; stored as `waiting_for`."""
+
+    reason: str
+    detail: str = ""
+    gpu_uuid: str | None = None
+    job_id: str | None = None
+    eta_seconds: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def place(job: Job, board: Board) -> list[Slots] | Wait:
+    """The resources that take this job now, or why none does. Raises `JobRejected` when none ever will."""
+    if before := readiness.forerunner(job):
+        return Wait("after", f"after {before}", job_id=str(before.pk))
+    if source := readiness.source_pending(job):
+        return Wait("input", f"after {source}", job_id=str(source.pk))
+    readiness.refuse_full_disk(job)
+    if not job.needs_card or job.device == "cpu":
+        return place_on_cpu(job, board)
+    wanted = choice.wanted(job.gpu_wanted)
+    if isinstance(wanted, int):
+        return place_auto(job, board)
+    return place_named(job, board, wanted)
+
+
+def need_bytes(job: Job) -> int | None:
+    return (job.estimate or {}).get("memory_bytes")
+
+
+def job_class(job: Job) -> str:
+    return "interactive" if job.interactive else "batch"
+
+
+def place_on_cpu(job: Job, board: Board) -> list[Slots] | Wait:
+    """A job without a card; one whose kind would need a card takes slot 0 alone."""
+    resources = [slots for slots in board.slots.values() if slots.gpu is None]
+    for slots in (s for s in resources if s.resource not in board.closed):
+        slot = slots.free_slot("batch")
+        if slot is None or (slot and job.needs_card):
+            continue
+        if not slots.host_fits(need_bytes(job)):
+            return Wait("memory", f"{slots.host} has too little free memory now")
+        return [slots]
+    closed = [board.closed[s.resource].detail for s in resources if s.resource in board.closed]
+    return Wait("host", closed[0]) if closed else Wait("slot", "all CPU slots are taken")
+
+
+# Named cards ------------------------------------------------------------------------------------------
+
+
+def place_named(job: Job, board: Board, wanted: list[str]) -> list[Slots] | Wait:
+    chosen = [named(uuid, board) for uuid in wanted]
+    for slots in chosen:
+        if is_short(job, slots, board):
+            return short(job, [slots], board)
+        if wait := blocked(job, slots, board):
+            return wait
+    return chosen
+
+
+def named(uuid: str, board: Board) -> Slots:
+    """The card of this UUID. Raises `JobRejected` when it has gone since the job was submitted."""
+    slots = board.slots.get(f"gpu:{uuid}")
+    if slots is None:
+        raise unavailable(f"Card {uuid} is not known any more.")
+    closed = board.closed.get(slots.resource)
+    if closed and not closed.passing and not _may_come_back(slots, closed):
+        raise unavailable(f"{closed.detail[0].upper()}{closed.detail[1:]}.")
+    return slots
+
+
+def _may_come_back(slots: Slots, closed: Closed) -> bool:
+    """A card that was lost a moment ago, or one that only drains for the jobs that run on it."""
+    lost_at = slots.gpu.lost_at if slots.gpu else None
+    lately = lost_at is not None and timezone.now() - lost_at < timedelta(seconds=scaled(LOST_SECONDS))
+    return closed.word == "lost" and lately
+
+
+def unavailable(sentence: str) -> JobRejected:
+    hint = "Retry on another card, or with gpu: auto; nothing was moved by itself."
+    return JobRejected(sentence, reason="card_unavailable", hint=hint)
+
+
+def blocked(job: Job, slots: Slots, board: Board) -> Wait | None:
+    """What keeps this job from this card now."""
+    assert slots.gpu is not None
+    uuid, index, need = slots.gpu.uuid, slots.gpu.index, need_bytes(job)
+    if closed := board.closed.get(slots.resource):
+        return Wait("driver" if closed.word == "driver" else "card", closed.detail, gpu_uuid=uuid)
+    if handed_back(job, slots):
+        return Wait("memory", f"card {index} was fuller than its reading said", gpu_uuid=uuid)
+    if slots.free_slot(job_class(job)) is None:
+        return behind(slots, job_class(job))
+    if not slots.fits_now(need):
+        detail = f"needs {gib(need)}, card {index} has {gib(slots.free_bytes())} free now"
+        return Wait("memory", detail, gpu_uuid=uuid)
+    return None
+
+
+def handed_back(job: Job, slots: Slots) -> bool:
+    """Whether the work of this job, on arrival, found the card too full; until a newer reading says otherwise."""
+    skip = (job.waiting_for or {}).get("skip") or {}
+    sampled_at = slots.gpu.sampled_at if slots.gpu else None
+    return bool(
+        slots.gpu
+        and skip.get("gpu_uuid") == slots.gpu.uuid
+        and sampled_at
+        and sampled_at <= datetime.fromisoformat(skip["at"])
+    )
+
+
+def behind(slots: Slots, job_class: str) -> Wait:
+    """Waiting for the job that holds the card; its own remaining time is the wait."""
+    assert slots.gpu is not None
+    holders = [le for le in slots.leases if le.job_class == job_class] or slots.leases
+    holder = holders[0].attempt.job if holders else None
+    releasing = all(le.state != Lease.State.ACTIVE for le in holders)
+    detail = f"card {slots.gpu.index} is being released" if releasing else f"after {holder}"
+    eta = (holder.progress or {}).get("eta_seconds") if holder else None
+    return Wait("lease", detail, slots.gpu.uuid, str(holder.pk) if holder else None, eta)
+
+
+# Auto ---------------------------------------------------------------------------------------------------
+
+
+def place_auto(job: Job, board: Board) -> list[Slots] | Wait:
+    """Of the cards that can take the job now, the one with the most free memory."""
+    cards = board.by_preference()
+    waits = []
+    for slots in cards:
+        wait = blocked(job, slots, board)
+        if wait is None:
+            return [slots]
+        waits.append(wait)
+    if not waits:
+        return Wait("card", "no card is known")
+    could_open = [
+        s for s in cards if not (c := board.closed.get(s.resource)) or c.passing or c.word == "lost"
+    ]
+    if could_open and all(is_short(job, slots, board) for slots in could_open):
+        return short(job, could_open, board)
+    return soonest(waits)
+
+
+def soonest(waits: list[Wait]) -> Wait:
+    """The wait of the card that may come first: behind a job before anything else."""
+    order = {"lease": 0, "memory": 1, "card": 2}
+    first = min(waits, key=lambda w: (order.get(w.reason, 3), w.eta_seconds is None, w.eta_seconds or 0))
+    return Wait(first.reason, first.detail, None, first.job_id, first.eta_seconds)
+
+
+# Memory in other hands ----------------------------------------------------------------------------------
+
+
+def is_short(job: Job, slots: Slots, board: Board) -> bool:
+    """Whether the open card would be too full even if all our jobs on it had ended."""
+    return slots.resource not in board.closed and not slots.memory.would_hold(need_bytes(job))
+
+
+def short(job: Job, cards: Sequence[Slots], board: Board) -> Wait:
+    """The first sight of such cards is a wait; the second, from newer readings, raises `JobRejected`."""
+    before = job.waiting_for or {}
+    since = before.get("since") if before.get("reason") == "outside" else None
+    if since and all(_short_again(job, slots, datetime.fromisoformat(since)) for slots in cards):
+        raise insufficient(job, cards, board)
+    numbers = "; ".join(outside_of(slots) for slots in cards)
+    return Wait("outside", numbers, cards[0].gpu.uuid if len(cards) == 1 and cards[0].gpu else None)
+
+
+def _short_again(job: Job, slots: Slots, since: datetime) -> bool:
+    due = since + timedelta(seconds=scaled(SHORT_SECONDS))
+    listed_at = slots.gpu.processes_at if slots.gpu else None
+    newer = (listed_at is not None and listed_at >= due) or (timezone.now() >= due and slots.look_again())
+    return newer and not slots.memory.would_hold(need_bytes(job))
+
+
+def outside_of(slots: Slots) -> str:
+    """`card 0: 20.0 of 24.0 GiB are used outside miStudio by python (pid 4242, 20.0 GiB)`."""
+    memory, index = slots.memory, slots.gpu.index if slots.gpu else "?"
+    share = f"{gib(memory.outside).removesuffix(' GiB')} of {gib(memory.total)}"
+    return f"card {index}: {share} are used outside miStudio by {holders(memory)}"
+
+
+def insufficient(job: Job, cards: Sequence[Slots], board: Board) -> JobRejected:
+    """The refusal with its numbers: what is needed, what is there, who has the rest, which cards would do."""
+    need = need_bytes(job)
+    free = max((slots.memory.without_ours or 0 for slots in cards), default=0)
+    kept = gib(max(reserve_bytes(slots.memory.total or 0) for slots in cards))
+    where = f"Card {cards[0].gpu.index}" if len(cards) == 1 and cards[0].gpu else "No card"
+    verb = f"has {gib(free)}" if len(cards) == 1 else f"has that; the emptiest has {gib(free)}"
+    sentence = f"The job needs {gib(need)} beside a reserve of {kept}. {where} {verb} for us; "
+    sentence += "; ".join(outside_of(slots) for slots in cards) + "."
+    return JobRejected(sentence, reason="insufficient_gpu_memory", hint=_advice(need, board))
+
+
+def _advice(need: int | None, board: Board) -> str:
+    fits = [
+        str(s.gpu.index)
+        for s in board.cards()
+        if s.gpu and s.resource not in board.closed and s.memory.would_hold(need)
+    ]
+    if not fits:
+        return "Free a card, or make the job smaller; then retry."
+    return (
+        f"It would fit on card {', '.join(fits)}: retry there or with gpu: auto. It was not moved by itself."
+    )
+
+
+def note_wait(job: Job, wait: Wait) -> None:
+    """Store why the job waits, when the reason is another than before."""
+    before = job.waiting_for or {}
+    if all(before.get(k) == v for k, v in wait.as_dict().items() if k != "eta_seconds"):
+        return
+    same = before.get("reason") == wait.reason and before.get("since")
+    entry = wait.as_dict() | {"since": before["since"] if same else timezone.now().isoformat()}
+    if "skip" in before:
+        entry["skip"] = before["skip"]
+    if Job.objects.filter(pk=job.pk, status=Status.QUEUED).update(waiting_for=entry):
+        job.waiting_for = entry
+        events.changed(job)
