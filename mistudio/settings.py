@@ -210,6 +210,7 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {
     "health_check_interval": 25,
     "socket_connect_timeout": 1,
     "socket_timeout": 30,
+    "max_retries": 0,  # of a publisher's connection, which else sleeps for 6 s inside a submit
 }
 CELERY_VISIBILITY_TIMEOUT = 60
 CELERY_BEAT_SCHEDULER = "django_celery_beat.schedulers:DatabaseScheduler"
