@@ -452,11 +452,8 @@ def blocked_set_up(folder: Path, index: Index) -> tuple[threading.Event, subproc
 
 def start(folder: Path, index: Index) -> subprocess.Popen[str]:
     """As at a terminal: a shell that runs us in the background ignores Ctrl-C, and children inherit that."""
-    return subprocess.Popen(
-        [sys.executable, "scripts/setup.py", "--dev"],
-        cwd=folder, env=environment(index), stdout=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+    command = ["env", "--default-signal=INT", sys.executable, "scripts/setup.py", "--dev"]
+    return subprocess.Popen(command, cwd=folder, env=environment(index), stdout=subprocess.PIPE, text=True)
 
 
 def test_a_half_made_environment_is_made_anew(home: Path, index: Index) -> None:
