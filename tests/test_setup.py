@@ -451,7 +451,8 @@ def blocked_set_up(folder: Path, index: Index) -> tuple[threading.Event, subproc
 
 
 def start(folder: Path, index: Index) -> subprocess.Popen[str]:
-    command = [sys.executable, "scripts/setup.py", "--dev"]
+    """As at a terminal: a shell that runs us in the background ignores Ctrl-C, and children inherit that."""
+    command = ["env", "--default-signal=INT", sys.executable, "scripts/setup.py", "--dev"]
     return subprocess.Popen(command, cwd=folder, env=environment(index), stdout=subprocess.PIPE, text=True)
 
 
