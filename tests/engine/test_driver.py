@@ -44,6 +44,9 @@ def as_new(driver: StandIn, host: System) -> Iterator[None]:
     driver.write()
     host.wait_for_free_cards()
     seen(host, lambda cards: all(card["health"] == "ok" and not card["jobs"] for card in cards))
+    for index in range(len(driver.cards)):
+        listed(host, driver, index, 0)
+    seen(host, lambda cards: all(free_of(host, driver, n) == (24576 - 258) * MIB for n in range(4)))
 
 
 @pytest.fixture
