@@ -272,3 +272,22 @@ def test_stale_readings_make_jobs_wait_and_say_so_within_six_seconds_g30(
     finally:
         os.kill(agent, signal.SIGCONT)
     assert {host.wait(j["id"])["status"] for j in (job, auto)} == {"succeeded"}
+
+
+def test_a_machine_without_a_driver_says_so_once_and_runs_what_needs_no_card_g07(tmp_path: Path) -> None:
+    """No libnvidia-ml.so.1: the cards endpoint answers with nothing and the reason; a job for a card is refused
+    with it, one without a card runs; a line in the log, not one every 2 s."""
+    env = {"MISTUDIO_GPU_BACKEND": "auto", "MISTUDIO_ALLOW_CPU": "off"}
+    with System(tmp_path / "home", time_scale=0.1, **env) as host:
+        answer = host.get("system/gpu-list")
+        assert (answer["gpu_count"], answer["gpus"]) == (0, [])
+        reasons = [entry["backend_error"] for entry in host.get("system/all")["hosts"]]
+        assert "no libnvidia-ml.so.1" in reasons[0]
+        status, refused = host.call("POST", "jobs/rehearsal/", {"steps": 1})
+        assert (status, refused["code"]) == (400, "driver_unavailable")
+        assert "nvidia-smi" in refused["hint"]
+        assert host.get("jobs/")["count"] == 0
+        assert host.wait(host.submit("rehearsal", steps=1, on_card=False)["id"])["status"] == "succeeded"
+        time.sleep(3)
+        told = (host.home / "logs" / "agent.log").read_text()
+        assert told.count("No cards can be read") == 1
