@@ -41,7 +41,9 @@ def queue_extraction(page: Page, system: System, number: int) -> str:
     return re.search(r"/jobs/([0-9a-f-]+)/", page.url)[1]
 
 
-def test_five_extractions_outlive_browser_session_web_worker_and_broker(browser: Browser, lab: System) -> None:
+def test_five_extractions_outlive_browser_session_web_worker_and_broker(
+    browser: Browser, lab: System
+) -> None:
     context = browser.new_context(storage_state=sign_in(browser, lab))
     page = context.new_page()
     jobs = [queue_extraction(page, lab, number) for number in range(1, 6)]

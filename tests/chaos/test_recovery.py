@@ -61,7 +61,8 @@ def test_every_crash_point_in_a_loop_loses_and_doubles_nothing(rig: System, tmp_
     for point in POINTS:
         fault.write_text(point)
         batch = [
-            rig.submit("rehearsal", gpu=n, steps=4, checkpoint_every=1, journal=str(path))["id"] for n in range(3)
+            rig.submit("rehearsal", gpu=n, steps=4, checkpoint_every=1, journal=str(path))["id"]
+            for n in range(3)
         ]
         jobs += batch
         for job_id in batch:
@@ -119,7 +120,9 @@ def test_a_doorbell_that_comes_late_finds_nothing_to_do(rig: System, tmp_path: P
     assert not any(job["id"] in command and "keeper" in command for _, command in rig.ours())
 
 
-def test_an_end_that_was_written_is_adopted_when_work_and_keeper_are_gone(rig: System, tmp_path: Path) -> None:
+def test_an_end_that_was_written_is_adopted_when_work_and_keeper_are_gone(
+    rig: System, tmp_path: Path
+) -> None:
     """The work dies right after `end.json`; its keeper, stopped before, is killed: recovery carries the end out."""
     path, fault = tmp_path / "journal", Path(rig.env["FAULT"][1:])
     job = rig.submit("rehearsal", gpu=0, steps=30, journal=str(path))
@@ -137,7 +140,9 @@ def test_an_end_that_was_written_is_adopted_when_work_and_keeper_are_gone(rig: S
     check(rig, path, [job["id"]])
 
 
-def test_a_killed_child_is_lost_within_a_heartbeat_and_the_next_two_run_g42(rig: System, tmp_path: Path) -> None:
+def test_a_killed_child_is_lost_within_a_heartbeat_and_the_next_two_run_g42(
+    rig: System, tmp_path: Path
+) -> None:
     """SIGKILL of the child of a running job, as the OOM killer sends it; two more are queued for the card."""
     path = tmp_path / "journal"
     first = rig.submit("rehearsal", gpu=0, steps=40, checkpoint_every=5, journal=str(path))
@@ -145,7 +150,9 @@ def test_a_killed_child_is_lost_within_a_heartbeat_and_the_next_two_run_g42(rig:
     others = [rig.submit("rehearsal", gpu=0, steps=1, journal=str(path))["id"] for _ in range(2)]
     os.kill(attempt_of(rig, first["id"])["work_pid"], signal.SIGKILL)
     wait_until(
-        lambda: rig.get(f"jobs/{first['id']}/attempts/")[0]["outcome"] == "lost", "not lost in time", timeout=5
+        lambda: rig.get(f"jobs/{first['id']}/attempts/")[0]["outcome"] == "lost",
+        "not lost in time",
+        timeout=5,
     )
     for job_id in (first["id"], *others):
         assert rig.wait(job_id)["status"] == "succeeded"
@@ -158,7 +165,8 @@ def test_a_reboot_ends_attempts_as_lost_once_and_touches_nobody(rig: System, tmp
     were recorded belong to somebody else now."""
     path = tmp_path / "journal"
     jobs = [
-        rig.submit("rehearsal", gpu=n, steps=200, checkpoint_every=2, journal=str(path))["id"] for n in range(3)
+        rig.submit("rehearsal", gpu=n, steps=200, checkpoint_every=2, journal=str(path))["id"]
+        for n in range(3)
     ]
     for job_id in jobs:
         steps_after(path, job_id, 6)
@@ -184,6 +192,7 @@ def test_a_reboot_ends_attempts_as_lost_once_and_touches_nobody(rig: System, tmp
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.slow
 def test_three_reboots_do_not_count_as_losses(rig: System, tmp_path: Path) -> None:
     path = tmp_path / "journal"
     job = rig.submit("rehearsal", gpu=0, steps=150, journal=str(path))

@@ -32,7 +32,9 @@ def after_dispatch(job: Job) -> Job:
     return job
 
 
-@pytest.mark.parametrize("change", [{"enabled": False}, {"selectable": False}, {"removed_at": timezone.now()}])
+@pytest.mark.parametrize(
+    "change", [{"enabled": False}, {"selectable": False}, {"removed_at": timezone.now()}]
+)
 def test_a_named_card_that_went_away_refuses_and_auto_goes_elsewhere(
     alice: User, three_cards: list[Gpu], change: dict[str, Any]
 ) -> None:
@@ -132,7 +134,10 @@ def test_a_disk_without_room_refuses_with_the_numbers(
 @pytest.fixture
 def answer(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the agent answers for every card that is asked for freshly."""
-    said: dict[str, Any] = {"reading": {"memory_used_bytes": 0, "memory_free_bytes": 24 * GIB}, "processes": []}
+    said: dict[str, Any] = {
+        "reading": {"memory_used_bytes": 0, "memory_free_bytes": 24 * GIB},
+        "processes": [],
+    }
     monkeypatch.setattr("gpus.agent_client.fresh", lambda uuid: said)
     monkeypatch.setattr(arrival.time, "sleep", lambda seconds: None)
     return said
