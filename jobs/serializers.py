@@ -47,7 +47,9 @@ class JobSerializer(serializers.ModelSerializer[Job]):
     inputs = serializers.SerializerMethodField()
     artifacts = serializers.SerializerMethodField()
     attempts = serializers.SerializerMethodField()
-    after = serializers.PrimaryKeyRelatedField(many=True, read_only=True)
+    after: serializers.Field[Any, Any, Any, Any] = serializers.PrimaryKeyRelatedField(
+        many=True, read_only=True
+    )
     retry_of = serializers.UUIDField(source="retry_of_id", allow_null=True)
     duration_s = serializers.SerializerMethodField()
 
