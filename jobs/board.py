@@ -46,6 +46,7 @@ class Slots:
     gpu: Gpu | None = None
     leases: list[Lease] = field(default_factory=list)
     memory: CardMemory = field(default_factory=lambda: CardMemory(None, None))
+    lately_ours: bool = False  # whether a lease is open, or ended a moment ago
     host_reserved: int = 0  # what jobs on this host's own memory have still to take
 
     def taken(self, job_class: str) -> set[int]:
@@ -73,10 +74,10 @@ class Slots:
         here = self.host.name == settings.MISTUDIO_HOST_NAME
         return not here or psutil.virtual_memory().available - self.host_reserved >= (need or 0)
 
-    def look(self, lately_ours: bool) -> None:
+    def look(self) -> None:
         """The card's memory as its row has it."""
         if self.gpu is not None:
-            self.remember(self.gpu.reading, self.gpu.processes, lately_ours)
+            self.remember(self.gpu.reading, self.gpu.processes)
 
     def look_again(self) -> bool:
         """The card's memory of this moment, asked of its agent; False when that is silent."""
@@ -84,14 +85,14 @@ class Slots:
         answer = agent_client.fresh(self.gpu.uuid) if self.host.name == settings.MISTUDIO_HOST_NAME else None
         if answer is None:
             return False
-        self.remember(answer["reading"], answer["processes"], lately_ours=bool(self.leases))
+        self.remember(answer["reading"], answer["processes"])
         return True
 
-    def remember(self, reading: dict[str, Any], listed: list[dict[str, Any]], lately_ours: bool) -> None:
+    def remember(self, reading: dict[str, Any], listed: list[dict[str, Any]]) -> None:
         assert self.gpu is not None
         owners = owner_of(self.host.name, self.gpu.uuid, listed)
         total = self.gpu.memory_total_bytes
-        self.memory = card_memory(total, reading, listed, owners, self.leases, lately_ours)
+        self.memory = card_memory(total, reading, listed, owners, self.leases, self.lately_ours)
 
 
 class Board:
@@ -118,7 +119,8 @@ class Board:
         for gpu in Gpu.objects.select_related("host"):
             limits = {"batch": gpu.max_jobs, "interactive": gpu.interactive_slots}
             slots = Slots(gpu.resource, gpu.host, limits, gpu, leases[gpu.resource])
-            slots.look(lately_ours=bool(slots.leases) or gpu.resource in just_ended)
+            slots.lately_ours = bool(slots.leases) or gpu.resource in just_ended
+            slots.look()
             self._add(slots)
 
     def _reserve_host_memory(self) -> None:
