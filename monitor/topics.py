@@ -76,7 +76,7 @@ def _frame(channel: str, event: str, data: Any) -> Frame:
 
 def _jobs() -> list[dict[str, Any]]:
     rows = Job.objects.select_related("owner", "host")
-    rows = rows.prefetch_related("attempts__host", "inputs__artifact", "artifacts")
+    rows = rows.prefetch_related("attempts__host", "inputs__artifact", "artifacts", "after")
     newest = rows.order_by("-queued_at")[:JOBS_IN_SNAPSHOT]
     return [reduced(job) for job in reversed(newest)]
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.engine.test_cards import wait_behind_a_job
 from tests.stubs.driver import StandIn, StandInCard
 from tests.system import System
 
@@ -208,10 +209,9 @@ def test_a_job_of_ours_one_second_old_is_never_taken_for_a_stranger(host: System
     shown = processes_of(host, driver.cards[0].uuid)
     assert {(p["owner"], p["job_id"]) for p in shown} == {("job", first["id"])}, running
     second = host.submit("rehearsal", gpu=0, steps=1, estimate_mib=8 * 1024)
+    wait_behind_a_job(host, second["id"])
     time.sleep(1.5)
-    waiting = host.job(second["id"])
-    assert waiting["status"] == "queued"
-    assert waiting["waiting_for"]["reason"] == "lease"
+    assert host.job(second["id"])["status"] == "queued"
     driver.cards[0].processes = []
     driver.write()
     os.kill(work, signal.SIGTERM)
