@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-import shutil
 from pathlib import Path
 from typing import Any
 
-from django.db import transaction
-from django.db.models import ProtectedError, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpResponse
 from django.shortcuts import get_object_or_404
 from django_filters import rest_framework as filters
@@ -22,12 +20,11 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from gpus.rest import ApiError
-from jobs import files, fit, logs, paths, registry, schema, submit, verbs
+from jobs import files, fit, logs, paths, registry, schema, shelf, submit, verbs
 from jobs.artifacts import visible
 from jobs.exceptions import Conflict
 from jobs.kind import JobKind
-from jobs.models import FINAL, Artifact, Job, JobMetric
-from jobs.people import is_staff
+from jobs.models import Artifact, Job, JobMetric
 from jobs.serializers import (
     ArtifactSerializer,
     AttemptSerializer,
@@ -360,31 +357,14 @@ class ArtifactDetail(generics.RetrieveUpdateDestroyAPIView[Artifact]):
         return "read" if self.request.method in ("GET", "HEAD", "OPTIONS") else "control"
 
     def get_queryset(self) -> QuerySet[Artifact]:
-        artifacts = visible(self.request.user).select_related("owner")
-        if self.request.method in ("PATCH", "DELETE") and not is_staff(self.request.user):
-            return artifacts.filter(owner_id=self.request.user.pk)
-        return artifacts
+        found = shelf.changeable if self.request.method in ("PATCH", "DELETE") else visible
+        return found(self.request.user).select_related("owner")
 
     def perform_update(self, serializer: Any) -> None:
-        artifact, name = serializer.instance, serializer.validated_data.get("name")
-        if name and Artifact.objects.filter(type=artifact.type, owner=artifact.owner, name=name).exclude(
-            pk=artifact.pk
-        ):
-            raise serializers.ValidationError({"name": [f"There is a {artifact.type} of this name already."]})
-        serializer.save()
+        shelf.change(serializer)
 
     def perform_destroy(self, artifact: Artifact) -> None:
-        folder = paths.artifact_folder(artifact)
-        with transaction.atomic():
-            in_use = artifact.uses.exclude(job__status__in=FINAL).select_related("job")
-            if users := [str(row.job) for row in in_use]:
-                raise ApiError(409, "in_use", f"Used by {', '.join(users)}; wait for it or cancel it.")
-            artifact.uses.filter(job__status__in=FINAL).update(artifact=None)
-            try:
-                artifact.delete()
-            except ProtectedError:
-                raise ApiError(409, "in_use", "A job that was just queued uses it.") from None
-        shutil.rmtree(folder, ignore_errors=True)
+        shelf.delete(artifact)
 
 
 class OneArtifact(APIView):

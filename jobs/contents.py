@@ -43,8 +43,8 @@ def corpus(folder: Path) -> Facts:
     """Documents and characters. Read line by line: it may be larger than the memory."""
     try:
         documents, characters = counted(lines(folder / CORPUS))
-    except UnicodeDecodeError as error:
-        raise no(f"The file is not UTF-8 text: {error.reason}, near byte {error.start} of a piece.") from None
+    except UnicodeDecodeError:
+        raise no("The file is not UTF-8 text.") from None
     if not documents:
         raise no("The file holds no text.")
     return {"documents": documents, "characters": characters}
@@ -82,7 +82,7 @@ def sae(folder: Path) -> Facts:
     expect(WEIGHTS, weights, ("W_enc", "W_dec", "b_dec"), expected_shapes(d_in, d_sae))
     if (folder / SPARSITY).exists():
         expect(SPARSITY, shapes(folder / SPARSITY), ("sparsity",), {"sparsity": [d_sae]})
-    return {"d_in": d_in, "d_sae": d_sae} | words_of(config)
+    return words_of(config) | {"d_in": d_in, "d_sae": d_sae}
 
 
 def expected_shapes(d_in: int, d_sae: int) -> Shapes:

@@ -11,16 +11,25 @@ import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 
 CHUNK = 1 << 20
-RANGE = re.compile(r"^bytes=(\d*)-(\d*)$")
+#: Twenty digits are more than any file has bytes, and few enough for a number.
+RANGE = re.compile(r"^bytes=([0-9]{0,20})-([0-9]{0,20})$")
 
 
 def inside(root: Path, name: str) -> Path:
     """The file of this name below `root`; 404 for what is not there or leads outside."""
-    path = (root / name).resolve() if "\0" not in name and len(name) < 1000 else root
-    if not path.is_relative_to(root.resolve()) or not path.is_file():
+    try:
+        path = (root / name).resolve()
+        found = path.is_relative_to(root.resolve()) and path.is_file()
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+    ):  # no file can have this name: too long, a NUL, links in a ring
+        found = False
+    if not found:
         raise Http404
     return path
 
@@ -51,7 +60,7 @@ def stream(request: HttpRequest, path: Path) -> HttpResponse | StreamingHttpResp
     if header := request.headers.get("Range"):
         asked = byte_range(header, size)
         if asked is None:
-            return HttpResponse(status=416, headers={"Content-Range": f"bytes */{size}"})
+            return unsatisfiable(size)
         (first, last), status = asked, 206
     kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
     response = StreamingHttpResponse(pieces(path, first, last + 1), status=status, content_type=kind)
@@ -62,6 +71,14 @@ def stream(request: HttpRequest, path: Path) -> HttpResponse | StreamingHttpResp
     if status == 206:
         response["Content-Range"] = f"bytes {first}-{last}/{size}"
     return response
+
+
+def unsatisfiable(size: int) -> JsonResponse:
+    said = {
+        "code": "range_not_satisfiable",
+        "detail": f"The file has {size} bytes, and none of those asked for.",
+    }
+    return JsonResponse(said, status=416, headers={"Content-Range": f"bytes */{size}"})
 
 
 async def pieces(path: Path, start: int, end: int) -> AsyncIterator[bytes]:

@@ -21,6 +21,11 @@ def reserve_bytes(total: int) -> int:
     return max(256 * MIB, total // 50)
 
 
+def disk_reserve_bytes(total: int) -> int:
+    """What stays free on the data disk whatever is written: max(2 GiB, 5 %)."""
+    return max(2 * GIB, total // 20)
+
+
 def gib(count: int | None) -> str:
     return "unknown" if count is None else f"{count / GIB:.1f} GiB"
 

@@ -16,7 +16,7 @@ from gpus.rest import ApiError, flattened
 from jobs import estimates, events, registry
 from jobs.artifacts import as_input, settle_inputs
 from jobs.exceptions import JobRejected
-from jobs.memory import GIB, gib
+from jobs.memory import disk_reserve_bytes, gib
 from jobs.models import FINAL, Job, JobEvent, Status
 
 
@@ -70,7 +70,7 @@ def refuse_full_disk(job: Job) -> None:
     """A job whose files would not fit beside the reserve does not start. Raises `JobRejected`."""
     need = (job.estimate or {}).get("disk_bytes")
     disk = shutil.disk_usage(settings.MISTUDIO_HOME)
-    kept = max(2 * GIB, disk.total // 20)
+    kept = disk_reserve_bytes(disk.total)
     if need is not None and need > disk.free - kept:
         sentence = f"The job writes about {gib(need)}; {gib(disk.free)} of the data disk are free, {gib(kept)} stay so."
         raise JobRejected(sentence, reason="disk_full", hint="Delete artifacts or free the disk, then retry.")

@@ -21,10 +21,9 @@ from rest_framework.response import Response
 from gpus.rest import ApiError, StrictJSONParser
 from jobs import contents, paths, shelf
 from jobs.api import ArtifactList
-from jobs.memory import gib
+from jobs.memory import disk_reserve_bytes, gib
 from jobs.models import Artifact
 from jobs.people import Person
-from jobs.readiness import disk_room
 from jobs.serializers import ArtifactSerializer
 from jobs.version import VERSION
 
@@ -66,7 +65,7 @@ class Artifacts(ArtifactList):
 def upload(user: Person, data: Mapping[str, Any]) -> Artifact:
     """Make an artifact of `user` out of what was sent. A refusal leaves no row and no file."""
     sent = checked(user, data)
-    artifact = Artifact(type=sent["type"], name=sent["name"], owner_id=user.pk)
+    artifact = Artifact(type=sent["type"], name=sent["name"], owner=user)  # type: ignore[misc]  # signed in
     folder = settings.MISTUDIO_HOME / ".staging" / f"upload-{artifact.pk}"
     try:
         artifact.manifest = staged(folder, sent)
@@ -99,10 +98,15 @@ def too_large(size: int) -> ApiError:
 
 
 def refuse_full_disk(total: int) -> None:
-    free = disk_room()
-    if total > free:
-        sentence = f"The data disk has room for {gib(max(0, free))} beside its reserve; this needs {gib(total)}."
-        raise ApiError(503, "disk_full", sentence, hint="Delete artifacts or free the disk, then send it again.")
+    disk = shutil.disk_usage(settings.MISTUDIO_HOME)
+    room = disk.free - disk_reserve_bytes(disk.total)
+    if total > room:
+        sentence = (
+            f"The data disk has room for {gib(max(0, room))} beside its reserve; this needs {gib(total)}."
+        )
+        raise ApiError(
+            503, "disk_full", sentence, hint="Delete artifacts or free the disk, then send it again."
+        )
 
 
 def staged(folder: Path, sent: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from django.urls import re_path
 
-from jobs import api, registry
+from jobs import api, registry, uploads
 
 JOB = r"^jobs/(?P<id>[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12})"
 ARTIFACT = r"^artifacts/(?P<id>[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12})"
@@ -32,7 +32,7 @@ urlpatterns = [
         for name, kind in registry.all_kinds().items()
     ),
     re_path(r"^jobs/(?P<kind>[a-z_]+)/?$", api.UnknownKind.as_view()),
-    re_path(r"^artifacts/?$", api.ArtifactList.as_view()),
+    re_path(r"^artifacts/?$", uploads.Artifacts.as_view()),
     re_path(ARTIFACT + r"/?$", api.ArtifactDetail.as_view()),
     re_path(ARTIFACT + r"/files/?$", api.ArtifactFiles.as_view()),
     re_path(ARTIFACT + r"/files/(?P<path>.+)$", api.ArtifactFile.as_view()),

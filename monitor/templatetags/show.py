@@ -262,6 +262,7 @@ def took(job: Any) -> float | None:
 PAGES = (
     ("Monitor", "monitor"),
     ("Jobs", "jobs"),
+    ("Artifacts", "artifacts"),
     ("New job", "new"),
     ("API", "docs"),
     ("Admin", "admin:index"),

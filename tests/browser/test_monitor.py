@@ -119,5 +119,5 @@ def test_the_keyboard_reaches_everything(open_page: OpenPage) -> None:
     for _ in range(12):
         page.keyboard.press("Tab")
         seen.append(page.evaluate("document.activeElement.textContent.trim()"))
-    assert seen[:5] == ["Skip to content", "miStudio", "Monitor", "Jobs", "New job"]
+    assert seen[:5] == ["Skip to content", "miStudio", "Monitor", "Jobs", "Artifacts"]
     assert "Sign out" in seen
