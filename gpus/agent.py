@@ -183,6 +183,7 @@ class Agent:
             "uuid": uuid,
             "reading": card.reading,
             "processes": card.processes,
+            "lists": card.lists,
             "sampled_at": shapes.iso(card.sampled_at),
         }
 

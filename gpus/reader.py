@@ -10,6 +10,7 @@ import ctypes
 import json
 import signal
 import sys
+from contextlib import suppress
 from typing import Any
 
 from gpus import backends
@@ -35,6 +36,12 @@ class Server:
         self.spec = spec
         self.backend: Backend | None = None
 
+    def warm(self) -> None:
+        """A driver that nobody uses takes a second per card to start: before the first call, whose time is short.
+        What goes wrong here goes wrong again at the first call, and is told there."""
+        with suppress(Exception):
+            self.backend = backends.make(self.spec)
+
     def respond(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
             self.backend = self.backend or backends.make(self.spec)
@@ -58,6 +65,7 @@ def main() -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the agent, which ends us in order
     server = Server(json.loads(sys.argv[1]))
+    server.warm()
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         print(json.dumps(server.respond(json.loads(line))), flush=True)

@@ -49,16 +49,17 @@ class Reader:
         self.process: Process | None = None
         self.turn = asyncio.Lock()
 
-    async def call(self, call: str, uuid: str | None = None) -> Any:
+    async def call(self, call: str, uuid: str | None = None, seconds: float | None = None) -> Any:
         """The backend's answer. Raises `CardHung`, `CardLost`, `BackendUnavailable`, `ReadFailed`."""
+        seconds = seconds or CALL_SECONDS
         async with self.turn:
             process = await self._running()
             try:
-                async with asyncio.timeout(CALL_SECONDS):
+                async with asyncio.timeout(seconds):
                     answer = await self._ask(process, {"call": call, "uuid": uuid})
             except TimeoutError:
                 await self._end()
-                raise CardHung(f"The driver did not answer within {CALL_SECONDS:g} s.") from None
+                raise CardHung(f"The driver did not answer within {seconds:g} s.") from None
             except asyncio.CancelledError:
                 await self._end()  # an answer nobody read would be taken for the next one
                 raise
@@ -154,10 +155,10 @@ class Readers:
     def alone(self, uuid: str) -> bool:
         return uuid in self.own
 
-    async def call(self, call: str, uuid: str | None = None) -> Any:
+    async def call(self, call: str, uuid: str | None = None, seconds: float | None = None) -> Any:
         own = self.own.get(uuid) if uuid else None
         try:
-            answer = await (own.reader if own else self.shared).call(call, uuid)
+            answer = await (own.reader if own else self.shared).call(call, uuid, seconds)
         except CardHung:
             if uuid:
                 self._isolate(uuid)

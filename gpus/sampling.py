@@ -10,7 +10,7 @@ from typing import Any
 
 from gpus import backends
 from gpus.backends.base import BackendUnavailable, CardLost
-from gpus.readers import CardHung, Readers, ReadFailed
+from gpus.readers import START_SECONDS, CardHung, Readers, ReadFailed
 from gpus.shapes import finite
 
 logger = logging.getLogger(__name__)
@@ -29,6 +29,7 @@ class Card:
     sampled_at: datetime | None = None
     processes: list[dict[str, Any]] = field(default_factory=list)
     processes_at: datetime | None = None
+    lists: bool = True  # whether it says who uses it
     error: str = ""
     failures: int = 0
     lost: bool = False
@@ -45,6 +46,11 @@ class Card:
         self._tell_silence(reading["missing"])
         self.reading, self.sampled_at = finite(reading), datetime.now(UTC)
         self.error, self.failures, self.lost = "", 0, False
+
+    def answered_since(self, moment: datetime) -> bool:
+        """Whether it was read since then and, where it lists its processes at all, listed them."""
+        at = self.processes_at if self.lists else self.sampled_at
+        return at is not None and at >= moment and not (self.error and self.lists)
 
     def _tell_silence(self, missing: dict[str, str]) -> None:
         """A line for the values that a card stops giving, or never gave; not one at every sample."""
@@ -72,9 +78,10 @@ class Sampler:
     async def discover(self) -> None:
         """Which cards there are now. When the driver does not say, the known ones stay, unread."""
         try:
-            found = await self.readers.call("list")
+            # Nothing is read before the first list, so that one may take its time.
+            found = await self.readers.call("list", seconds=None if self.cards else START_SECONDS)
         except (BackendUnavailable, CardHung, ReadFailed) as error:
-            self._unavailable(error)
+            self._unlisted(error)
             return
         if self.backend_error:
             logger.info("The cards can be read again")
@@ -88,6 +95,13 @@ class Sampler:
         card = self.cards.get(info["uuid"])
         return replace(card, info=info) if card else Card(info)
 
+    def _unlisted(self, error: Exception) -> None:
+        """Of known cards, the one that hangs is found by reading them; the others must not suffer for it."""
+        if isinstance(error, CardHung) and self.cards:
+            self.complete = False
+        else:
+            self._unavailable(error)
+
     def _unavailable(self, error: Exception) -> None:
         if str(error) != self.backend_error:  # a line per change, not one per question
             logger.warning("No cards can be read: %s", error)
@@ -100,7 +114,7 @@ class Sampler:
         alone = [card for card in self.cards.values() if self.readers.alone(card.uuid)]
         tasks = [self._start_late(card, with_processes) for card in alone]
         for card in list(self.cards.values()):
-            if not self.readers.alone(card.uuid):
+            if not self.readers.alone(card.uuid) and not self.backend_error:
                 await self.read(card.uuid, with_processes)
         if tasks:
             await asyncio.wait(tasks, timeout=PATIENCE_SECONDS)
@@ -129,8 +143,9 @@ class Sampler:
         """A card that does not list its processes is still a card that can be read."""
         try:
             card.processes = finite(await self.readers.call("processes", card.uuid))
-            card.processes_at = datetime.now(UTC)
+            card.processes_at, card.lists = datetime.now(UTC), True
         except ReadFailed as error:
+            card.processes, card.processes_at, card.lists = [], None, False
             card.error = f"The processes of this card cannot be listed: {error}"
 
     async def fresh(self, uuid: str, seconds: float) -> Card | None:
@@ -142,8 +157,7 @@ class Sampler:
         began = datetime.now(UTC)
         done, _ = await asyncio.wait([task], timeout=seconds)  # a call under way is not cut off
         card = self.cards.get(uuid)
-        answered = done and card and card.processes_at and card.processes_at >= began and not card.error
-        return card if answered else None
+        return card if done and card and card.answered_since(began) else None
 
     def state(self) -> list[Card]:
         """Copies that another thread may keep."""

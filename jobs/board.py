@@ -12,14 +12,14 @@ from django.conf import settings
 from django.utils import timezone
 
 from gpus import agent_client
-from gpus.models import Gpu, Host
+from gpus.choice import is_mig_parent
+from gpus.models import Gpu, Host, within
 from gpus.owners import owner_of
-from gpus.timing import scaled
+from gpus.timing import PROCESS_LIST_SECONDS, scaled
 from jobs.memory import CardMemory, card_memory, still_to_take
 from jobs.models import Lease
+from jobs.ownership import LATELY_SECONDS
 
-#: So long after a lease of ours, memory that nobody is listed for still counts as ours.
-LATELY_SECONDS = 15.0
 #: A card that is closed for one of these may open by itself; the others need a person.
 PASSING = ("host_lost", "stale", "quarantined", "worker_silent", "driver")
 
@@ -75,9 +75,10 @@ class Slots:
         return not here or psutil.virtual_memory().available - self.host_reserved >= (need or 0)
 
     def look(self) -> None:
-        """The card's memory as its row has it."""
+        """The card's memory as its row has it; a list that grew old says nothing."""
         if self.gpu is not None:
-            self.remember(self.gpu.reading, self.gpu.processes)
+            current = within(self.gpu.processes_at, 3 * scaled(PROCESS_LIST_SECONDS))
+            self.remember(self.gpu.reading, self.gpu.processes if current else [])
 
     def look_again(self) -> bool:
         """The card's memory of this moment, asked of its agent; False when that is silent."""
@@ -169,6 +170,8 @@ def card_closed(gpu: Gpu, leases: list[Lease]) -> Closed | None:
     health, detail = gpu.health(held=bool(leases), quarantined=quarantined)
     if health != "ok":
         return Closed(health, f"card {gpu.index} is {health}: {detail}")
+    if is_mig_parent(gpu):
+        return Closed("mig_parent", f"card {gpu.index} is split into MIG instances")
     if not gpu.selectable:
         return Closed(
             "not_selectable", f"card {gpu.index} is not offered to miStudio (MISTUDIO_VISIBLE_GPUS)"

@@ -214,6 +214,8 @@ def never_started(job: Job, attempt: Attempt, detail: str) -> bool:
     job.refresh_from_db()
     if job.cancel_requested_at:
         return cancelled(job, attempt)
+    if job.pause_requested_at:
+        return paused(job, attempt, detail)
     failures = min(16, job.attempts.filter(outcome=Outcome.NEVER_STARTED).count())
     first, longest = LAUNCH_BACKOFF_SECONDS
     pause = scaled(min(longest, first * 2**failures))
@@ -241,6 +243,8 @@ def handed_back(job: Job, attempt: Attempt, detail: str, skip: dict[str, Any]) -
     job.refresh_from_db()
     if job.cancel_requested_at:
         return cancelled(job, attempt)
+    if job.pause_requested_at:
+        return paused(job, attempt, detail)
     waiting = {"reason": "memory", "detail": detail, "gpu_uuid": skip["gpu_uuid"], "skip": skip}
     waiting |= {"job_id": None, "eta_seconds": None, "since": timezone.now().isoformat()}
     with transaction.atomic():

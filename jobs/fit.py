@@ -25,8 +25,7 @@ def fit(user: Person, kind_name: str, params: Mapping[str, Any], gpu: Any = None
     half-filled form shows the cards. Raises `ApiError` 400 for a `gpu` that could not be submitted.
     """
     kind, board = get_kind(kind_name), Board()
-    plan, errors = attempt(user, kind_name, params)
-    need = plan.estimate.memory_bytes if plan and plan.estimate else None
+    plan, errors, need = attempt(user, kind_name, params)
     needs_card = plan.needs_card if plan else kind.needs_gpu != "never"
     cards = [
         verdict(slots, need, "interactive" if kind.interactive else "batch", board) for slots in board.cards()
@@ -44,14 +43,17 @@ def fit(user: Person, kind_name: str, params: Mapping[str, Any], gpu: Any = None
     }
 
 
-def attempt(user: Person, kind_name: str, params: Mapping[str, Any]) -> tuple[Plan | None, Errors]:
-    """The plan of a submit to any card, or why there is none."""
+def attempt(
+    user: Person, kind_name: str, params: Mapping[str, Any]
+) -> tuple[Plan | None, Errors, int | None]:
+    """The plan of a submit to any card, or why there is none; and the bytes on the card, where they are known."""
     try:
-        return check(user, kind_name, {k: v for k, v in params.items() if k != "gpu"}), {}
+        plan = check(user, kind_name, {k: v for k, v in params.items() if k != "gpu"})
+        return plan, {}, plan.estimate.memory_bytes if plan.estimate else None
     except serializers.ValidationError as error:
-        return None, dict(flattened(error.detail))
-    except ApiError as error:
-        return None, {"non_field_errors": [str(error.detail)]}
+        return None, dict(flattened(error.detail)), None
+    except ApiError as error:  # larger than every card, among others
+        return None, {"non_field_errors": [str(error.detail)]}, error.extra.get("need_bytes")
 
 
 def verdict(slots: Slots, need: int | None, job_class: str, board: Board) -> Card:

@@ -49,7 +49,7 @@ def _memory_is_back(lease: Lease, attempt: Attempt) -> bool:
     ours = {attempt.work_pid, *(pid for pid, _ in attempt.members)}
     if any(process["pid"] in ours for process in fresh["processes"]):
         return False
-    return memory_accounted(fresh["reading"], fresh["processes"])
+    return not fresh["lists"] or memory_accounted(fresh["reading"], fresh["processes"])
 
 
 def memory_accounted(reading: dict[str, int | None], processes: list[dict[str, int | None]]) -> bool:

@@ -54,7 +54,7 @@ class CardMemory:
     @property
     def capacity(self) -> int | None:
         """What a job could ever have of this card."""
-        return None if self.total is None else self.total - reserve_bytes(self.total)
+        return None if self.total is None else self.total - self.driver - reserve_bytes(self.total)
 
     def holds(self, need: int | None) -> bool:
         """Whether a job of this size fits beside what is there now."""

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from django.conf import settings
+from django.db.models import Q
+from django.utils import timezone
 
 from gpus.owners import Hold, Owner
+from gpus.timing import scaled
 from jobs import processes
 from jobs.models import Attempt, Lease
 from jobs.processes import Process
 
+#: So long after a lease of ours, a card may still list its processes, and hold memory for nobody.
+LATELY_SECONDS = 15.0
+
 
 @dataclass
 class Known:
-    """What is recorded of the attempts of a host whose leases are open."""
+    """What is recorded of the attempts of a host whose leases are open, or ended a moment ago."""
 
     processes: dict[Process, str] = field(default_factory=dict)  # recorded ones, and their jobs
     tokens: dict[str, str] = field(default_factory=dict)  # hash of an attempt's token, and its job
@@ -51,15 +58,17 @@ def owners_of(host: str, uuid: str, listed: list[dict[str, Any]]) -> list[Owner]
 
 def known_members(host: str) -> Known:
     known = Known()
-    for attempt in Attempt.objects.filter(host__name=host, leases__ended_at=None).distinct():
+    lately = timezone.now() - timedelta(seconds=scaled(LATELY_SECONDS))
+    held = Q(leases__ended_at=None) | Q(leases__ended_at__gt=lately)
+    for attempt in Attempt.objects.filter(held, host__name=host, leases__isnull=False).distinct():
         known.add(attempt)
     return known
 
 
 def owner_of(pid: int, known: Known) -> Owner:
     process = processes.find(pid)
-    if process is None:
-        return {"owner": "unknown", "job_id": None}
+    if process is None:  # nobody has this number any more: a card that lists it is only slow to forget
+        return recorded(pid, known)
     job = known.job_of(process)
     return {"owner": "job" if job else "foreign", "job_id": job}
 

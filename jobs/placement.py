@@ -48,7 +48,13 @@ def place(job: Job, board: Board) -> list[Slots] | Wait:
         return Wait("after", f"after {before}", job_id=str(before.pk))
     if source := readiness.source_pending(job):
         return Wait("input", f"after {source}", job_id=str(source.pk))
-    readiness.refuse_full_disk(job)
+    found = place_now(job, board)
+    if not isinstance(found, Wait) and job.attempt == 0:  # later attempts have their files there already
+        readiness.refuse_full_disk(job)
+    return found
+
+
+def place_now(job: Job, board: Board) -> list[Slots] | Wait:
     if not job.needs_card or job.device == "cpu":
         return place_on_cpu(job, board)
     wanted = choice.wanted(job.gpu_wanted)
@@ -249,6 +255,6 @@ def note_wait(job: Job, wait: Wait) -> None:
     entry = wait.as_dict() | {"since": before["since"] if same else timezone.now().isoformat()}
     if "skip" in before:
         entry["skip"] = before["skip"]
-    if Job.objects.filter(pk=job.pk, status=Status.QUEUED).update(waiting_for=entry):
+    if Job.objects.filter(pk=job.pk, status=Status.QUEUED, attempt=job.attempt).update(waiting_for=entry):
         job.waiting_for = entry
         events.changed(job)

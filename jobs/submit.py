@@ -87,8 +87,10 @@ def submit_once(user: Person, kind_name: str, data: Mapping[str, Any]) -> tuple[
     Raises `Conflict` when the key was used for another request.
     """
     key = data.get("idempotency_key") if isinstance(data, Mapping) else None
-    if not isinstance(key, str) or not key:
+    if key is None:
         return submit(user, kind_name, data), True
+    if not isinstance(key, str) or not key:
+        raise serializers.ValidationError({"idempotency_key": ["A text of 1 to 200 characters is expected."]})
     digest = request_digest(kind_name, data)
     if earlier := _earlier(user, key, digest):
         return earlier, False

@@ -75,6 +75,7 @@ def main(job: Job, attempt: Attempt, gate: int, token: str) -> int:
     except arrival.HandedBack as why:
         logger.warning("back to the queue: %s", why)
         patiently(partial(endings.handed_back, job, attempt, str(why), why.skip))
+        publish.flush(1.0)
         return 0
     except BaseException as error:  # whatever happened is the job's end, told in its row
         reported = bool(context and context.journal.reported)

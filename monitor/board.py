@@ -11,6 +11,7 @@ from django.contrib.auth.models import User
 from gpus import owners, shapes
 from gpus.models import Gpu, Host
 from jobs.models import ACTIVE, Job, Status
+from jobs.serializers import may_see
 from monitor import words
 
 #: From so many cards on, a card is a line and its charts are opened one by one.
@@ -108,7 +109,7 @@ def queue(user: User, gpus: dict[str, Gpu]) -> dict[str, Any]:
     ordered = waiting.order_by("-priority", "queued_at")
     jobs = list(ordered[:QUEUE_LENGTH])
     remaining = words.remaining_of(jobs)
-    rows = [{"job": job, "why": words.why_waiting(job, gpus, remaining)} for job in jobs]
+    rows = [{"job": job, "why": words.why_waiting(job, gpus, remaining, may_see(job, user))} for job in jobs]
     return {"rows": rows, "more": max(0, ordered.count() - len(rows))}
 
 

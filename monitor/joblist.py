@@ -38,8 +38,9 @@ def page(user: User, asked: Mapping[str, str]) -> dict[str, Any]:
 
 def row(job: Job, user: User, gpus: Mapping[str, Any], remaining: Mapping[str, Any]) -> dict[str, Any]:
     waits = job.status in (Status.QUEUED, Status.STARTING)
-    why = words.why_waiting(job, gpus, remaining) if waits else None
-    return {"job": job, "why": why, "see": may_see(job, user)}
+    see = may_see(job, user)
+    why = words.why_waiting(job, gpus, remaining, see) if waits else None
+    return {"job": job, "why": why, "see": see}
 
 
 def filtered(user: User, chosen: Mapping[str, str]) -> QuerySet[Job]:

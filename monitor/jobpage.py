@@ -39,15 +39,15 @@ def context(job: Job, user: User) -> dict[str, Any]:
         "gpus": gpus,
         "final": job.final,
         "names": last_names(job),
-        "why": why_waiting(job, gpus),
+        "why": why_waiting(job, gpus, see),
         "lead": lead(job),
     }
     return shown | details(job, kind, gpus) if see else shown
 
 
-def why_waiting(job: Job, gpus: Mapping[str, Gpu]) -> words.Said | None:
+def why_waiting(job: Job, gpus: Mapping[str, Gpu], see: bool) -> words.Said | None:
     waits = job.status in (Status.QUEUED, Status.STARTING)
-    return words.why_waiting(job, gpus, words.remaining_of([job])) if waits else None
+    return words.why_waiting(job, gpus, words.remaining_of([job]), see) if waits else None
 
 
 def details(job: Job, kind: JobKind | None, gpus: Mapping[str, Gpu]) -> dict[str, Any]:

@@ -90,12 +90,16 @@ def remaining_of(jobs: Iterable[Job]) -> dict[str, float | None]:
     return {str(pk): (progress or {}).get("eta_seconds") for pk, progress in rows}
 
 
-def why_waiting(job: Job, gpus: Mapping[str, Gpu], remaining: Mapping[str, float | None]) -> Said:
-    """Why this job does not run yet, and for about how long."""
+def why_waiting(
+    job: Job, gpus: Mapping[str, Gpu], remaining: Mapping[str, float | None], see: bool = True
+) -> Said:
+    """Why this job does not run yet, and for about how long; only the reason to those who may not see the job."""
     if job.status == Status.STARTING:
         return said(f"starting on {card_word(job.gpu_uuid, gpus)}" if job.gpu_uuid else "starting")
     reason = job.waiting_for or {}
-    sentence = reason.get("detail") or str(reason.get("reason") or "about to start").replace("_", " ")
+    sentence = (reason.get("detail") if see else None) or str(
+        reason.get("reason") or "about to start"
+    ).replace("_", " ")
     if reason.get("reason") == "launch":
         sentence = "its last launch did not come up; tried again soon"
     seconds = remaining.get(str(reason.get("job_id")), reason.get("eta_seconds"))

@@ -262,3 +262,29 @@ def test_the_settings_reach_the_driver(make_driver: MakeDriver, monkeypatch: pyt
     """`auto` means the driver where there is one; asked from this process, which has none, it says so."""
     with pytest.raises(BackendUnavailable, match=r"libnvidia-ml\.so\.1"):
         backends.get("auto")
+
+
+async def test_a_card_that_hangs_when_cards_are_listed_leaves_the_others_read(
+    make_driver: MakeDriver, sampler: Sampler
+) -> None:
+    driver = make_driver(StandInCard(), StandInCard(bus="00000000:41:00.0"))
+    await see(sampler)
+    driver.cards[1].hangs = {"memory": 30}
+    driver.write()
+    before = sampler.cards[driver.cards[0].uuid].sampled_at
+    await see(sampler)
+    assert not sampler.backend_error
+    assert sampler.cards[driver.cards[0].uuid].sampled_at != before
+    assert sampler.readers.alone(driver.cards[1].uuid)
+
+
+async def test_a_card_that_lists_nobody_still_answers_at_once(
+    make_driver: MakeDriver, sampler: Sampler
+) -> None:
+    driver = make_driver(StandInCard(processes=[("compute", 1, 100)]))
+    await see(sampler)
+    driver.cards[0].faults = {"compute": NOT_SUPPORTED}
+    driver.write()
+    card = await sampler.fresh(driver.cards[0].uuid, 2)
+    assert card is not None
+    assert (card.lists, card.processes, card.processes_at) == (False, [], None)

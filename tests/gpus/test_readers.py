@@ -235,7 +235,8 @@ async def test_a_card_that_lists_no_processes_is_read_all_the_same(
     assert card.sampled_at
     assert "insufficient permissions" in card.error
     assert not card.lost
-    assert await sampler.fresh(uuids[0], 1.0) is None  # its list is what a fresh answer is asked for
+    fresh = await sampler.fresh(uuids[0], 1.0)
+    assert fresh is not None and not fresh.lists  # whoever asks learns that members alone decide
 
 
 async def test_fresh_answers_at_once_or_not_at_all(sampler: Sampler, uuids: list[str], home: Path) -> None:

@@ -96,3 +96,9 @@ def test_what_the_fit_says_is_what_dispatch_does(ask: Any, alice: User, three_ca
         assert (job.status == "starting") == (verdict == "now"), free
         Job.objects.update(status="cancelled")
         Lease.objects.all().delete()
+
+
+def test_a_job_larger_than_every_card_fits_never(ask: Any, three_cards: list[Gpu]) -> None:
+    answer = ask({"estimate_mib": 100 * 1024}).data
+    assert [card["verdict"] for card in answer["cards"]] == ["never"] * 3
+    assert answer["auto"]["verdict"] == "never"

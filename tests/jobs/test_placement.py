@@ -190,3 +190,50 @@ def test_on_arrival_a_silent_agent_leaves_the_grant_as_it_is(
 ) -> None:
     monkeypatch.setattr("gpus.agent_client.fresh", lambda uuid: None)
     arrived(make_job(alice, estimate={"memory_bytes": 8 * GIB}))
+
+
+# Found in review --------------------------------------------------------------------------------------------
+
+
+def test_a_job_of_ours_that_the_card_is_slow_to_forget_is_no_stranger(alice: User, living_host: Host) -> None:
+    """Its lease is being released, and the driver still lists its process, which is gone."""
+    settings_host = make_card(living_host, 0)
+    first = named(alice, settings_host, estimate={"memory_bytes": 20 * GIB})
+    assert after_dispatch(first).status == "starting"
+    first.attempts.update(work_pid=STRANGER["pid"], work_start=1)
+    first.attempts.get().leases.update(state="releasing")
+    hold(settings_host, 20, free_gib=4)
+    second = after_dispatch(named(alice, settings_host, estimate={"memory_bytes": 8 * GIB}))
+    assert (second.status, second.waiting_for["reason"]) == ("queued", "lease")
+
+
+def test_auto_takes_no_card_that_is_split(alice: User, living_host: Host) -> None:
+    make_card(living_host, 0, info={"mig_mode": True, "mig_parent": None})
+    job = after_dispatch(make_job(alice))
+    assert job.status == "queued"
+    assert "MIG" in job.waiting_for["detail"]
+
+
+def test_an_old_list_of_processes_says_nothing(alice: User, three_cards: list[Gpu]) -> None:
+    hold(three_cards[0], 20, free_gib=24)
+    Gpu.objects.update(processes_at=timezone.now() - timedelta(hours=2), reading=three_cards[0].reading)
+    assert (
+        after_dispatch(named(alice, three_cards[0], estimate={"memory_bytes": 8 * GIB})).status == "starting"
+    )
+
+
+def test_a_pause_that_came_before_the_hand_back_counts(alice: User, three_cards: list[Gpu]) -> None:
+    job = after_dispatch(make_job(alice))
+    Job.objects.update(pause_requested_at=timezone.now())
+    endings.handed_back(job, job.attempts.get(), "full", {"gpu_uuid": job.gpu_uuid, "at": "x"})
+    job.refresh_from_db()
+    assert job.status == "paused"
+
+
+def test_a_full_disk_does_not_end_a_job_that_has_its_files_there(
+    alice: User, three_cards: list[Gpu], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(readiness.shutil, "disk_usage", lambda path: usage(100 * GIB, 99 * GIB, GIB))
+    job = make_job(alice, estimate={"memory_bytes": 1, "disk_bytes": 5 * GIB}, attempt=1)
+    assert after_dispatch(job).status == "starting"

@@ -140,3 +140,9 @@ def test_priority_above_zero_is_for_staff(post: Any, staff: User) -> None:
     assert post(steps=1, priority=-5).status_code == 201
     answer = client_of(staff).post("/api/v1/jobs/rehearsal/", {"steps": 1, "priority": 9}, format="json")
     assert answer.data["priority"] == 9
+
+
+@pytest.mark.parametrize("key", [5, "", [], {}])
+def test_a_key_that_is_no_text_is_refused(post: Any, key: Any) -> None:
+    assert "idempotency_key" in post(steps=1, idempotency_key=key).data["errors"]
+    assert Job.objects.count() == 0
