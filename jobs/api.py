@@ -136,6 +136,13 @@ class Verb(OneJob):
         return getattr(verbs, self.name)(job, request.user)
 
 
+def refuse_unknown(body: dict[str, Any], fields: serializers.Serializer[Any], why: str) -> None:
+    """What would be dropped in silence is refused."""
+    if unknown := set(body) - set(fields.fields):
+        sentence = f"There is no field of this name here. {why}"
+        raise serializers.ValidationError({name: [sentence] for name in sorted(unknown)})
+
+
 class ResumeFields(serializers.Serializer[Any]):
     gpu = serializers.JSONField(required=False, allow_null=True)
 
@@ -148,6 +155,7 @@ class Resume(Verb):
         return super().post(request, id)
 
     def act(self, job: Job, request: Request, body: dict[str, Any]) -> Job:
+        refuse_unknown(body, ResumeFields(), "A resume changes nothing but the card.")
         return verbs.resume(job, request.user, gpu=body.get("gpu"))
 
 
@@ -171,6 +179,7 @@ class Retry(Verb):
     def act(self, job: Job, request: Request, body: dict[str, Any]) -> Job:
         fields = RetryFields(data=body)
         fields.is_valid(raise_exception=True)
+        refuse_unknown(body, fields, "Changed parameters go into params.")
         asked = fields.validated_data
         return verbs.retry(job, request.user, asked.get("gpu"), asked.get("from"), asked.get("params"))
 
@@ -210,19 +219,19 @@ def number(query: Any, name: str, default: int, maximum: int = 10**12) -> int:
     return int(raw)
 
 
+CURVES = [OpenApiParameter("names", str), OpenApiParameter("points", int)]
+
+
 class JobMetrics(OneJob):
     """Curves: `{"step": […], "loss": […]}`; `?names=loss,fvu`, `?points=` thins them evenly."""
 
-    @extend_schema(
-        parameters=[OpenApiParameter("names", str), OpenApiParameter("points", int)],
-        responses=OpenApiTypes.OBJECT,
-    )
+    @extend_schema(parameters=CURVES, responses=OpenApiTypes.OBJECT)
     def get(self, request: Request, id: str) -> Response:
         return Response(curves(self.job(), request.query_params))
 
 
 class JobMetricsCsv(OneJob):
-    @extend_schema(responses={(200, "text/csv"): OpenApiTypes.STR})
+    @extend_schema(parameters=CURVES, responses={(200, "text/csv"): OpenApiTypes.STR})
     def get(self, request: Request, id: str) -> HttpResponse:
         columns = curves(self.job(), request.query_params)
         text = io.StringIO()

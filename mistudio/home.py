@@ -15,6 +15,10 @@ MAX_SOCKET_PATH = 90
 
 
 def prepare(home: Path) -> None:
+    """Make what is missing. The folder is its owner's alone: sessions and password hashes lie in its database."""
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if home.stat().st_uid == os.getuid() and home.stat().st_mode & 0o077:
+        home.chmod(0o700)
     for name in ("run", "logs", "import", "jobs", "artifacts", ".staging"):
         (home / name).mkdir(parents=True, exist_ok=True, mode=0o700)
 

@@ -146,3 +146,11 @@ def test_priority_above_zero_is_for_staff(post: Any, staff: User) -> None:
 def test_a_key_that_is_no_text_is_refused(post: Any, key: Any) -> None:
     assert "idempotency_key" in post(steps=1, idempotency_key=key).data["errors"]
     assert Job.objects.count() == 0
+
+
+def test_a_retry_refuses_what_it_would_drop_in_silence(post: Any, alice: User) -> None:
+    old = make_job(alice, status=Status.FAILED, params={"steps": 1})
+    answer = post(f"{old.pk}/retry", gpu=0, steps=5)
+    assert answer.status_code == 400
+    assert "go into params" in answer.data["errors"]["steps"][0]
+    assert post(f"{old.pk}/retry", gpu=0, params={"steps": 5}).data["params"]["steps"] == 5

@@ -23,6 +23,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from gpus.backends import driver_present
 from mistudio import home
+from mistudio.management.commands.up import take_lock
 
 MODEL_NAME = "smollm2-135m-instruct"
 SIMULATED = "24GiB,24GiB,80GiB"
@@ -168,17 +169,18 @@ def ready_file() -> Path:
 
 
 def running() -> bool:
-    """Whether an `up` serves this data folder already."""
+    """Whether an `up` serves this data folder already: it holds the lock as long as it lives, however it ends."""
     try:
-        os.kill(json.loads(ready_file().read_text())["pid"], 0)
-    except (OSError, ValueError, KeyError):
-        return False
-    return True
+        take_lock(settings.MISTUDIO_HOME).close()
+    except CommandError:
+        return True
+    return False
 
 
 def start_services(port: int) -> subprocess.Popen[bytes]:
     """`manage.py up` as a child. Without any driver the demo brings simulated cards; the folder remembers."""
     env = dict(os.environ)
+    ready_file().unlink(missing_ok=True)  # of an `up` that did not end in order
     if wants_simulated_cards():
         sizes = env.setdefault("MISTUDIO_SIMULATED_GPUS", SIMULATED)
         env["MISTUDIO_GPU_BACKEND"] = "simulated"
@@ -240,6 +242,9 @@ class Server:
                 return json.load(response)
         except urllib.error.HTTPError as error:
             raise CommandError(f"{path}: {error.read().decode(errors='replace')}") from None
+        except OSError as error:
+            where = settings.MISTUDIO_HOME / "logs"
+            raise CommandError(f"The server at {self.url} does not answer ({error}); see {where}.") from None
 
     def get(self, path: str) -> Any:
         return self.call("GET", path)

@@ -52,6 +52,7 @@ class Command(BaseCommand):
             settings.MISTUDIO_HOME
         )  # absolute, whatever the children's folder is
         lock = take_lock(settings.MISTUDIO_HOME)
+        self.ready_file().unlink(missing_ok=True)  # of an `up` that was killed
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         require_free_port(settings.MISTUDIO_BIND, options["port"])
@@ -139,7 +140,7 @@ class Command(BaseCommand):
         pids = {s.name: s.pid for s in self.all_services()}
         if pids != self.written_pids:
             ready = {"url": self.url, "pid": os.getpid(), "processes": pids}
-            home.write_private(settings.MISTUDIO_HOME / "run" / "ready.json", json.dumps(ready))
+            home.write_private(self.ready_file(), json.dumps(ready))
             self.written_pids = pids
 
     def all_services(self) -> list[Service]:
@@ -185,7 +186,7 @@ class Command(BaseCommand):
 
     def end(self) -> None:
         """In order, within 15 s: first what takes requests and sends, then what carries them."""
-        (settings.MISTUDIO_HOME / "run" / "ready.json").unlink(missing_ok=True)
+        self.ready_file().unlink(missing_ok=True)
         end_all([s for s in self.services if s.running()], END_SECONDS)
         end_all(self.all_services(), 2.0)
         self.say_what_goes_on()
@@ -198,6 +199,9 @@ class Command(BaseCommand):
     def say(self, line: str) -> None:
         self.stdout.write(line)
         self.stdout.flush()
+
+    def ready_file(self) -> Path:
+        return settings.MISTUDIO_HOME / "run" / "ready.json"
 
     def logs(self) -> Path:
         return settings.MISTUDIO_HOME / "logs"
