@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.contrib import admin
+from django.contrib import admin, messages
+from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from gpus import api
@@ -18,6 +19,10 @@ class ReadOnly(admin.ModelAdmin[Any]):
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Without a field to edit a save would still write every column back, over what the agent wrote since."""
+        return bool(self.editable) and super().has_change_permission(request, obj)
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
@@ -61,10 +66,27 @@ class GpuAdmin(ReadOnly):
     list_filter = ["host", "enabled", "simulated", "selectable"]
     list_select_related = ["host"]
     search_fields = ["uuid", "name", "note"]
+    actions = ["drain", "reopen"]
 
     @admin.display(description="health")
     def state(self, gpu: Gpu) -> str:
         return gpu.health()[0]
+
+    @admin.action(description="Drain: no new jobs, the running ones go on", permissions=["change"])
+    def drain(self, request: HttpRequest, cards: QuerySet[Gpu]) -> None:
+        self._switch(request, cards, enabled=False, done="drained")
+
+    @admin.action(description="Reopen for new jobs", permissions=["change"])
+    def reopen(self, request: HttpRequest, cards: QuerySet[Gpu]) -> None:
+        self._switch(request, cards, enabled=True, done="reopened")
+
+    def _switch(self, request: HttpRequest, cards: QuerySet[Gpu], *, enabled: bool, done: str) -> None:
+        """As `PATCH system/gpus/{uuid}` does it, event included; cards that already are so are left alone."""
+        others = list(cards.exclude(enabled=enabled))
+        for card in others:
+            api.change(card, {"enabled": enabled}, by=str(request.user))
+        already = cards.count() - len(others)
+        self.message_user(request, f"{len(others)} {done}, {already} were so already.", messages.SUCCESS)
 
     def save_model(self, request: HttpRequest, obj: Gpu, form: Any, change: bool) -> None:
         """Only the changed columns: the agent writes the rest every two seconds."""

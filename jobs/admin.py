@@ -72,6 +72,7 @@ class JobAdmin(ReadOnly):
         "gpu_uuid",
         "host",
         "queued_at",
+        "page",
         "attempts",
         "artifacts",
     )
@@ -79,13 +80,21 @@ class JobAdmin(ReadOnly):
     list_select_related = ("owner", "host")
     search_fields = ("id", "name", "owner__username", "gpu_uuid", "error", "group_id")
     date_hierarchy = "queued_at"
-    actions = ("cancel", "retry")
+    actions = ("cancel", "retry", "hold", "release")
     readonly_fields = ("attempts", "artifacts", "inputs", "events")
 
     attempts = links_to(Attempt, "job__id__exact", "attempts")
     artifacts = links_to(Artifact, "job__id__exact", "artifacts")
     inputs = links_to(JobInput, "job__id__exact", "inputs")
     events = links_to(JobEvent, "job__id__exact", "events")
+
+    @admin.display(description="page")
+    def page(self, job: Job) -> str:
+        return format_html('<a href="{}">open</a>', self.view_on_site(job))
+
+    def view_on_site(self, job: Job) -> str:
+        """The job's own page, which says why it waits and what it made."""
+        return reverse("job", args=[job.pk])
 
     def has_verbs_permission(self, request: HttpRequest) -> bool:
         """Actions of this name ask here: `has_change_permission` is always no, for no field may be edited."""
@@ -102,6 +111,18 @@ class JobAdmin(ReadOnly):
         from jobs import verbs
 
         self._each(request, jobs, verbs.retry, "queued again")
+
+    @admin.action(description="Hold: keep from starting", permissions=["verbs"])
+    def hold(self, request: HttpRequest, jobs: QuerySet[Job]) -> None:
+        from jobs import verbs
+
+        self._each(request, jobs, verbs.hold, "held")
+
+    @admin.action(description="Release what is held", permissions=["verbs"])
+    def release(self, request: HttpRequest, jobs: QuerySet[Job]) -> None:
+        from jobs import verbs
+
+        self._each(request, jobs, verbs.release, "released")
 
     def _each(self, request: HttpRequest, jobs: QuerySet[Job], verb: Callable[..., Any], done: str) -> None:
         """`verb` for each; one job's no does not keep the others from it."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from django.db import transaction
 from django.utils import timezone
+from rest_framework import serializers
 
 from gpus import choice
 from jobs import endings, events, lease, paths, registry, submit, tasks
@@ -121,6 +122,8 @@ def retry(
     if job.status not in FINAL:
         raise Conflict(f"The job has not ended; it is {job.status}.")
     start = start or ("checkpoint" if endings.newest_checkpoint(job) and not params else "start")
+    if start not in ("checkpoint", "start"):
+        raise serializers.ValidationError({"from": ["A retry begins from “checkpoint” or “start”."]})
     if start == "checkpoint" and not endings.newest_checkpoint(job):
         raise Conflict("This job left no checkpoint; retry from the start.")
     if start == "checkpoint" and params:

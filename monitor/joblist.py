@@ -20,7 +20,8 @@ FILTERS = ("status", "kind", "mine")
 
 
 def page(user: User, asked: Mapping[str, str]) -> dict[str, Any]:
-    chosen = {name: asked.get(name, "") for name in FILTERS}
+    # No database takes a NUL, and PostgreSQL says so with an error.
+    chosen = {name: asked.get(name, "").replace("\0", "") for name in FILTERS}
     start = whole(asked.get("from", ""))
     jobs = by_ids(asked["ids"]) if asked.get("ids") else filtered(user, chosen)[start : start + PAGE + 1]
     gpus, shown = board.gpu_map(), list(jobs)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from urllib.parse import urlencode
 
+from django import forms
 from django.contrib.auth import login
+from django.contrib.auth.forms import AuthenticationForm, UsernameField
 from django.contrib.auth.models import AbstractBaseUser
 from django.contrib.auth.views import LoginView, LogoutView
 from django.core import signing
@@ -68,7 +70,14 @@ def spent(request: HttpRequest) -> HttpResponse:
     return render(request, "registration/signin_link.html", {"key": ""}, status=410)
 
 
+class SignInForm(AuthenticationForm):
+    """Django's, which says how long a name may be to the browser alone; the lock keeps the name in a column."""
+
+    username = UsernameField(max_length=150, widget=forms.TextInput(attrs={"autofocus": True}))
+
+
 class SignIn(LoginView):
+    authentication_form = SignInForm
     template_name = "registration/signin.html"
 
 

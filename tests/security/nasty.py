@@ -1,0 +1,195 @@
+"""Values that broke other people's services, each once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+#: Bodies as they come over the wire: not JSON, not quite JSON, or more than any parser should take.
+BODIES: dict[str, bytes] = {
+    "nothing": b"",
+    "spaces": b"  \n",
+    "a cut object": b'{"steps": ',
+    "NaN": b'{"steps": NaN, "name": NaN, "scopes": NaN}',
+    "Infinity": b'{"seconds_per_step": -Infinity}',
+    "1e400": b'{"seconds_per_step": 1e400, "gpu": 1e400, "max_jobs": 1e400}',
+    "5000 digits": b'{"steps": ' + b"9" * 5000 + b"}",
+    "4000 digits": b'{"steps": %(n)s, "gpu": %(n)s, "max_jobs": %(n)s, "priority": %(n)s}'
+    % {b"n": b"9" * 4000},
+    "deep lists": b"[" * 100_000,
+    "deep objects": b'{"a":' * 5000 + b"1" + b"}" * 5000,
+    "40 deep": b'{"params": ' * 40 + b"1" + b"}" * 40,
+    "a lone surrogate": b'{"name": "\\ud800", "note": "\\udfff"}',
+    "a surrogate as name": b'{"\\ud800": 1}',
+    "NUL": b'{"name": "a\\u0000b", "note": "\\u0000", "kind": "\\u0000"}',
+    "NUL as name": b'{"\\u0000": 1}',
+    "1 MB": b'{"name": "' + b"x" * 2**20 + b'"}',
+    "3 MB": b'{"name": "' + b"x" * 3 * 2**20 + b'"}',
+    "10000 names": b"{" + b",".join(b'"k%d":1' % n for n in range(10_000)) + b"}",
+    "the same name twice": b'{"name": "a", "name": ["b"], "gpu": 0, "gpu": {}}',
+    "bad UTF-8": b'{"name": "\xff\xfe"}',
+    "UTF-16": '{"name": "a"}'.encode("utf-16"),
+    "a BOM": b'\xef\xbb\xbf{"name": "a"}',
+    "a list": b"[1, 2]",
+    "a list of pairs": b'[["name", "a"]]',
+    "a number": b"0",
+    "a text": b'"name"',
+    "null": b"null",
+    "true": b"true",
+    "an empty list": b"[]",
+    "a list of objects": b'[{"name": "a"}]',
+    "prototype": b'{"__proto__": {"is_staff": true}, "constructor": 1, "__class__": "x"}',
+    "what is not theirs": b'{"owner": "bob", "status": "succeeded", "id": 1, "is_staff": true, "user": 1}',
+    "XML": b"<?xml version='1.0'?><!DOCTYPE a [<!ENTITY b SYSTEM 'file:///etc/passwd'>]><a>&b;</a>",
+}
+
+CONTENT_TYPES = (
+    "",
+    "text/plain",
+    "application/xml",
+    "application/x-www-form-urlencoded",
+    "multipart/form-data",
+    "multipart/form-data; boundary=" + "x" * 300,
+    "application/json; charset=utf-7",
+    "application/json; charset=no-such",
+    "\xff/\xff",
+    "nonsense",
+)
+
+TEXTS: tuple[str, ...] = (
+    "",
+    " ",
+    "\0",
+    "a\0b",
+    "\ufeff",
+    "\u202e\u0661\u00b2",
+    "' OR 1=1 --",
+    "'; DROP TABLE jobs_job; --",
+    "%' AND 1=CAST((SELECT 1) AS int) --",
+    "../../../etc/passwd",
+    "..%2f..%2fetc%2fpasswd",
+    "/etc/passwd",
+    "file:///etc/passwd",
+    "http://169.254.169.254/latest/meta-data/",
+    "{{7*7}}${7*7}<script>alert(1)</script>",
+    "$(id)`id`|id",
+    "job:00000000-0000-7000-8000-000000000000",
+    "job:" + "-" * 36,
+    "00000000-0000-0000-0000-00000000000g",
+    "a\r\nSet-Cookie: a=b",
+    "x" * 5000,
+    "é" * 300,
+    "\U0001f40d",
+)
+
+NUMBERS: tuple[str, ...] = (
+    "-1",
+    "0",
+    "1",
+    "+1",
+    "1.5",
+    "1e3",
+    "1e400",
+    "NaN",
+    "Infinity",
+    "0x10",
+    "1_000",
+    "٣",
+    "²",
+    "2147483648",
+    "9223372036854775807",
+    "9223372036854775808",
+    "-9223372036854775809",
+    "9" * 5000,
+    "true",
+    "null",
+)
+
+MOMENTS: tuple[str, ...] = (
+    "yesterday",
+    "0000-00-00T00:00:00Z",
+    "0001-01-01T00:00:00+23:59",
+    "9999-12-31T23:59:59-23:59",
+    "2026-02-30T00:00:00Z",
+    "2026-01-01T00:00:00+99:99",
+    "2026-W01-1",
+    "99999999999999999999",
+)
+
+ORDERINGS: tuple[str, ...] = ("-", "--queued_at", "owner__password", "?", "pk", "status,-kind,x", "," * 500)
+
+#: In a query string, where everything is text.
+WORDS: tuple[str, ...] = (*TEXTS, *NUMBERS, *MOMENTS, *ORDERINGS)
+
+#: At a placeholder of an address, as it stands in the request line: already quoted, so that nobody tidies it.
+SEGMENTS: tuple[str, ...] = (
+    "..",
+    "%2e%2e",
+    "..%2f..%2f..%2fetc%2fpasswd",
+    "..%5c..%5cetc",
+    "%2fetc%2fpasswd",
+    "%252e%252e%252f",
+    "hello.txt%00.png",
+    "%00",
+    "%ff%fe",
+    "%ed%a0%80",
+    "%0d%0aSet-Cookie:a=b",
+    "%25s%25n",
+    "a" * 300,
+    "a%2f" * 400,
+    "%c3%a9" * 200,
+    "hello.txt/",
+    "./hello.txt",
+    "//hello.txt",
+    "~root",
+    "proc/self/environ",
+    "00000000-0000-0000-0000-000000000000",
+    "00000000-0000-0000-0000-00000000000g",
+    "ffffffff-ffff-ffff-ffff-ffffffffffff",
+    "{00000000-0000-0000-0000-000000000000}",
+    "00000000000000000000000000000000",
+    "-1",
+    "9" * 5000,
+    "no_such_kind",
+    "sae_training%20",
+    "%27%20OR%201=1--",
+)
+
+#: In place of one value of a body that is good otherwise.
+VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    0,
+    1.5,
+    -0.0,
+    1e308,
+    2**31,
+    2**63,
+    -(2**63) - 1,
+    10**400,
+    [],
+    {},
+    [[]],
+    [None],
+    [{}],
+    {"a": 1},
+    [1, "a", None],
+    list(range(2000)),
+    {"block": 10**30},
+    [{"block": -1}],
+    [{"block": 2**70, "site": []}],
+    ["x" * 3000],
+    *TEXTS,
+)
+
+RANGES = (
+    "bytes=0-0",
+    "bytes=-0",
+    "bytes=5-1",
+    "bytes=0-" + "9" * 5000,
+    "bytes=" + "9" * 5000 + "-",
+    "bytes=٣-٤",
+    "bytes=0-1,2-3",
+    "bytes=",
+    "lines=1-2",
+)
