@@ -11,8 +11,9 @@ from gpus import choice
 from gpus.rest import ApiError, flattened
 from jobs.board import Board, Slots
 from jobs.memory import gib, reserve_bytes
+from jobs.models import Job
 from jobs.people import Person
-from jobs.placement import behind, outside_of
+from jobs.placement import behind, handed_back, job_class, need_bytes, outside_of
 from jobs.submit import Plan, check, get_kind
 
 Card = dict[str, Any]
@@ -27,9 +28,8 @@ def fit(user: Person, kind_name: str, params: Mapping[str, Any], gpu: Any = None
     kind, board = get_kind(kind_name), Board()
     plan, errors, need = attempt(user, kind_name, params)
     needs_card = plan.needs_card if plan else kind.needs_gpu != "never"
-    cards = [
-        verdict(slots, need, "interactive" if kind.interactive else "batch", board) for slots in board.cards()
-    ]
+    slot_class = "interactive" if kind.interactive else "batch"
+    cards = [verdict(slots, need, slot_class, board) for slots in board.cards()]
     auto = of_auto(cards)
     request = "auto" if gpu is None else choice.parse(gpu, max_gpus=kind.max_gpus, needs_card=needs_card)
     return {
@@ -41,6 +41,23 @@ def fit(user: Person, kind_name: str, params: Mapping[str, Any], gpu: Any = None
         "auto": auto,
         "chosen": chosen(request, cards, auto),
     }
+
+
+def of_job(job: Job, board: Board) -> list[Card]:
+    """What every card says to this job now; `asked` where the job may take that one."""
+    wanted = choice.wanted(job.gpu_wanted)
+    return [
+        to_job(job, slots, board) | {"asked": isinstance(wanted, int) or slots.gpu.uuid in wanted}
+        for slots in board.cards()
+        if slots.gpu is not None
+    ]
+
+
+def to_job(job: Job, slots: Slots, board: Board) -> Card:
+    card = verdict(slots, need_bytes(job), job_class(job), board)
+    if card["verdict"] == "now" and handed_back(job, slots):
+        card |= {"verdict": "later", "detail": "was fuller than its reading said; the next reading decides"}
+    return card
 
 
 def attempt(
@@ -88,6 +105,8 @@ def judged(slots: Slots, need: int | None, job_class: str, board: Board) -> tupl
     if slots.free_slot(job_class) is None:
         wait = behind(slots, job_class)
         return "later", wait.detail, wait.eta_seconds
+    if memory.holds(need) and not slots.fits_now(need):
+        return "later", f"needs {gib(need)} of the memory of {slots.host}, which has less free now", None
     if not slots.fits_now(need):
         return "later", f"needs {gib(need)}, {gib(slots.free_bytes())} free now", None
     return "now", "now", None

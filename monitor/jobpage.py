@@ -14,7 +14,7 @@ from jobs.artifacts import references
 from jobs.kind import JobKind
 from jobs.models import FINAL, Job, JobInput, Status
 from jobs.serializers import may_see
-from monitor import board, figures, words
+from monitor import board, figures, why, words
 from monitor.templatetags.show import short_uuid, took
 
 LOG_LINES = 200
@@ -52,6 +52,7 @@ def why_waiting(job: Job, gpus: Mapping[str, Gpu], see: bool) -> words.Said | No
 
 def details(job: Job, kind: JobKind | None, gpus: Mapping[str, Gpu]) -> dict[str, Any]:
     return {
+        "why_not": why.context(job),
         "attempts": list(job.attempts.select_related("host")),
         "params": parameters(job),
         "artifacts": list(job.artifacts.all()),

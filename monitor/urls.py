@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from monitor import artifact_pages, views
+from monitor import artifact_pages, health_page, token_pages, views
 
 urlpatterns = [
     path("", views.monitor, name="monitor"),
@@ -15,11 +15,16 @@ urlpatterns = [
     path("jobs/<uuid:job_id>/parts/", views.job_parts, name="job-parts"),
     path("jobs/<uuid:job_id>/points/", views.job_points, name="job-points"),
     path("jobs/<uuid:job_id>/cancel/", views.job_cancel, name="job-cancel"),
+    path("jobs/<uuid:job_id>/hold/", views.job_hold, name="job-hold"),
+    path("jobs/<uuid:job_id>/release/", views.job_release, name="job-release"),
     path("jobs/<uuid:job_id>/retry/", views.job_retry, name="job-retry"),
     path("artifacts/", artifact_pages.artifacts, name="artifacts"),
     path("artifacts/<uuid:artifact_id>/", artifact_pages.artifact, name="artifact"),
     path("artifacts/<uuid:artifact_id>/change/", artifact_pages.artifact_change, name="artifact-change"),
     path("artifacts/<uuid:artifact_id>/delete/", artifact_pages.artifact_delete, name="artifact-delete"),
+    path("health/", health_page.health, name="health-page"),
+    path("tokens/", token_pages.tokens, name="token-page"),
+    path("tokens/<uuid:id>/revoke/", token_pages.revoke, name="token-revoke"),
     path("new/", views.new, name="new"),
     path("new/<slug:kind_name>/", views.new_kind, name="new-kind"),
     path("new/<slug:kind_name>/fit/", views.new_fit, name="new-fit"),

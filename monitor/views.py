@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from uuid import UUID
 
 from django.contrib import messages
@@ -94,9 +95,26 @@ def job_points(request: Request, job_id: UUID) -> HttpResponse:
 @login_required
 @require_POST
 def job_cancel(request: Request, job_id: UUID) -> HttpResponse:
+    return pressed(request, job_id, verbs.cancel)
+
+
+@login_required
+@require_POST
+def job_hold(request: Request, job_id: UUID) -> HttpResponse:
+    return pressed(request, job_id, verbs.hold)
+
+
+@login_required
+@require_POST
+def job_release(request: Request, job_id: UUID) -> HttpResponse:
+    return pressed(request, job_id, verbs.release)
+
+
+def pressed(request: Request, job_id: UUID, verb: Callable[[Job, User], Job]) -> HttpResponse:
+    """Do it, and show the job again; with a sentence where it came too late."""
     wanted = mine(request, job_id)
     try:
-        verbs.cancel(wanted, request.user)
+        verb(wanted, request.user)
     except Conflict as conflict:
         messages.error(request, str(conflict))
     return redirect("job", job_id)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any
+
+from django.utils import timezone
 
 from gpus import shapes
 from gpus.models import Gpu, Host
@@ -80,7 +83,27 @@ def lost_card(info: shapes.Info) -> Said:
 
 # Jobs ---------------------------------------------------------------------------------------------------
 #: Reasons to wait that do not end by themselves.
-NEEDS_A_PERSON = ("host", "driver", "outside", "lost", "quarantined")
+NEEDS_A_PERSON = ("host", "driver", "outside")
+#: Why a job waits, for those who may not read the details.
+REASONS = {
+    "after": "waits for another job to succeed",
+    "input": "waits for an input that another job makes",
+    "lease": "waits for the job that holds the card",
+    "memory": "too little memory is free now",
+    "outside": "others hold the memory of the card",
+    "card": "the card takes no job now",
+    "driver": "no card can be read",
+    "host": "the host is silent",
+    "slot": "all CPU slots are taken",
+    "launch": "its last launch did not come up",
+}
+#: What stands around the details, for its owner, where they alone do not say what happens.
+AROUND = {
+    "input": "{}, which makes its input",
+    "outside": "{}; refused if the next reading says so too",
+    "driver": "no card can be read: {}",
+    "launch": "its last launch did not come up: {}",
+}
 
 
 def remaining_of(jobs: Iterable[Job]) -> dict[str, float | None]:
@@ -96,16 +119,26 @@ def why_waiting(
     """Why this job does not run yet, and for about how long; only the reason to those who may not see the job."""
     if job.status == Status.STARTING:
         return said(f"starting on {card_word(job.gpu_uuid, gpus)}" if job.gpu_uuid else "starting")
-    reason = job.waiting_for or {}
-    sentence = (reason.get("detail") if see else None) or str(
-        reason.get("reason") or "about to start"
-    ).replace("_", " ")
-    if reason.get("reason") == "launch":
-        sentence = "its last launch did not come up; tried again soon"
-    seconds = remaining.get(str(reason.get("job_id")), reason.get("eta_seconds"))
+    waits = job.waiting_for or {}
+    sentence = reason_to_wait(waits, see)
+    if waits.get("reason") == "launch":
+        return said(f"{sentence}; tried again {soon(job.not_before)}")
+    seconds = remaining.get(str(waits.get("job_id")), waits.get("eta_seconds"))
     if seconds:
         sentence += f", about {duration(seconds)}"
-    return said(sentence, bad=reason.get("reason") in NEEDS_A_PERSON)
+    return said(sentence, bad=waits.get("reason") in NEEDS_A_PERSON)
+
+
+def reason_to_wait(waits: Mapping[str, Any], see: bool) -> str:
+    reason, detail = waits.get("reason", ""), waits.get("detail")
+    if see and detail:
+        return AROUND.get(reason, "{}").format(detail.rstrip("."))
+    return REASONS.get(reason, "about to start")
+
+
+def soon(at: datetime | None) -> str:
+    left = (at - timezone.now()).total_seconds() if at else 0
+    return f"in {duration(left)}" if left >= 1 else "now"
 
 
 def card_word(uuid: str | None, gpus: Mapping[str, Gpu]) -> str:

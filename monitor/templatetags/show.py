@@ -264,6 +264,8 @@ PAGES = (
     ("Jobs", "jobs"),
     ("Artifacts", "artifacts"),
     ("New job", "new"),
+    ("Health", "health-page"),
+    ("Tokens", "token-page"),
     ("API", "docs"),
     ("Admin", "admin:index"),
 )

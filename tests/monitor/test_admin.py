@@ -10,7 +10,7 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django_celery_beat.models import IntervalSchedule, PeriodicTask
 
-from gpus.models import Host
+from gpus.models import Gpu, GpuEvent, Host
 from jobs.exceptions import Conflict
 from jobs.models import Artifact, Attempt, Job, JobEvent, JobInput, JobMetric, Lease, Status
 from monitor.signin import BACKEND
@@ -129,13 +129,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any, str]]:
 
         return call
 
-    monkeypatch.setattr(verbs, "cancel", verb("cancel"))
-    monkeypatch.setattr(verbs, "retry", verb("retry"))
+    for name in ("cancel", "retry", "hold", "release"):
+        monkeypatch.setattr(verbs, name, verb(name))
     return calls
 
 
-@pytest.mark.parametrize("action", ["cancel", "retry"])
-def test_it_cancels_and_retries_through_the_verbs(
+@pytest.mark.parametrize("action", ["cancel", "retry", "hold", "release"])
+def test_it_moves_jobs_through_the_verbs(
     root: Client, job: Job, alice: User, asked: list[Any], action: str
 ) -> None:
     no = Job.objects.create(kind="sae_training", owner=alice, name="no")
@@ -152,6 +152,49 @@ def test_it_offers_the_verbs_to_those_who_may_change_jobs(staff: User, job: Job,
     )
     assert page.status_code == 200
     assert asked == []
+
+
+def act(client: Client, model: str, action: str, *rows: Any) -> str:
+    chosen = {"action": action, "_selected_action": [row.pk for row in rows]}
+    return client.post(f"/admin/{model}/", chosen, follow=True).content.decode()
+
+
+def test_it_holds_and_releases_for_real(root: Client, alice: User, job: Job) -> None:
+    queued = Job.objects.create(kind="rehearsal", owner=alice, name="queued")
+    page = act(root, "jobs/job", "hold", queued, job)
+    assert "1 held." in page
+    assert "Only a queued job can be held; this one is running." in page
+    queued.refresh_from_db()
+    assert queued.status == Status.HELD
+    assert "1 released." in act(root, "jobs/job", "release", queued)
+    assert JobEvent.objects.filter(job=queued, detail="by root").count() == 2
+
+
+def test_it_leads_to_the_page_of_the_job(root: Client, job: Job) -> None:
+    assert f'href="/jobs/{job.pk}/"' in root.get("/admin/jobs/job/").content.decode()
+    assert f'href="/jobs/{job.pk}/"' in root.get(f"/admin/jobs/job/{job.pk}/change/").content.decode()
+
+
+def test_it_drains_and_reopens_cards_with_an_event(root: Client, three_cards: list[Gpu]) -> None:
+    assert "2 drained, 0 were so already." in act(root, "gpus/gpu", "drain", *three_cards[:2])
+    assert "1 drained, 2 were so already." in act(root, "gpus/gpu", "drain", *three_cards)
+    assert "3 reopened, 0 were so already." in act(root, "gpus/gpu", "reopen", *three_cards)
+    assert Gpu.objects.filter(enabled=True).count() == 3
+    told = GpuEvent.objects.filter(uuid=three_cards[0].uuid).order_by("at").values_list("event", "detail")
+    assert list(told) == [
+        ("changed", "enabled = False (by root)"),
+        ("changed", "enabled = True (by root)"),
+    ]
+
+
+def test_who_may_only_look_drains_nothing(staff: User, three_cards: list[Gpu]) -> None:
+    staff.user_permissions.set(Permission.objects.filter(codename="view_gpu"))
+    act(page_of(staff), "gpus/gpu", "drain", *three_cards)
+    assert Gpu.objects.filter(enabled=True).count() == 3
+
+
+def test_a_host_is_never_saved_over_what_its_agent_wrote(root: Client, host: Host) -> None:
+    assert root.post(f"/admin/gpus/host/{host.pk}/change/", {}).status_code == 403
 
 
 def test_it_lets_nobody_edit_periodic_tasks(clerk: Client) -> None:
