@@ -47,11 +47,6 @@ def hold(uuid: str, pid: int, start: int) -> None:
     path.touch(mode=0o600)
 
 
-def release(uuid: str, pid: int, start: int) -> None:
-    """It left. Not needed at its death: files of dead processes are removed when they are read."""
-    _mark(uuid, pid, start).unlink(missing_ok=True)
-
-
 def _mark(uuid: str, pid: int, start: int) -> Path:
     from django.conf import settings
 

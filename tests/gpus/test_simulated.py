@@ -113,15 +113,6 @@ def test_it_lists_the_process_with_name_user_and_memory(backend: SimulatedBacken
     assert process.memory_used_bytes > 200 * MIB
 
 
-def test_it_forgets_a_process_that_released_the_card(backend: SimulatedBackend, child: Child) -> None:
-    uuid = next(iter(backend.cards))
-    idle = child(IDLE)
-    simulated.hold(uuid, idle.pid, start_of(idle.pid))
-    simulated.release(uuid, idle.pid, start_of(idle.pid))
-    simulated.release(uuid, idle.pid, start_of(idle.pid))
-    assert backend.processes(uuid) == []
-
-
 def test_it_removes_the_file_of_a_dead_process(backend: SimulatedBackend, child: Child, home: Path) -> None:
     uuid = next(iter(backend.cards))
     idle = child(IDLE)
