@@ -17,14 +17,9 @@ from typing import Any
 
 from playwright.sync_api import Browser, sync_playwright
 
-ROOT = Path(__file__).resolve().parents[2]
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-]
+from tests.browser.conftest import CHROMIUM, FLAGS
+from tests.system import ROOT
+
 MODES = ("cards", "aggregated")
 
 
@@ -32,7 +27,7 @@ def main() -> None:
     options = arguments()
     url = json.loads((options.home / "run" / "ready.json").read_text())["url"]
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         state = signed_in(browser, link(options.home, url))
         for name, path, wait, mode in pages(url, options.home, options.wait):
             for theme in ("light", "dark"):
