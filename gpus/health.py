@@ -59,7 +59,6 @@ def _checks(database: Word, hosts: Any, pulses: dict[str, datetime]) -> Checks:
     canaries = [
         at for name, at in pulses.items() if name.startswith("canary") and timezone.now() - at < FORGOTTEN
     ]
-    canaries += [host.canary_at for host in known or [] if host.canary_at]
     return {
         "database": database,
         "redis": "ok" if broker_answers() else "down",

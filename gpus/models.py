@@ -23,7 +23,6 @@ class Host(models.Model):
     boot_id = models.CharField(max_length=36, blank=True)
     agent_seen_at = models.DateTimeField(null=True)
     worker_seen_at = models.DateTimeField(null=True)
-    canary_at = models.DateTimeField(null=True)
     reading = models.JSONField(default=dict)
     backend_error = models.TextField(blank=True, help_text="Why no cards can be read, with the repair.")
 

@@ -213,7 +213,7 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {
     "max_retries": 0,  # of a publisher's connection, which else sleeps for 6 s inside a submit
 }
 CELERY_VISIBILITY_TIMEOUT = 60
-CELERY_BEAT_SCHEDULER = "django_celery_beat.schedulers:DatabaseScheduler"
+CELERY_BEAT_SCHEDULER = "mistudio.beat:Scheduler"
 CELERY_BEAT_MAX_LOOP_INTERVAL = max(0.2, 2 * MISTUDIO_TIME_SCALE)
 DJANGO_CELERY_BEAT_TZ_AWARE = True
 

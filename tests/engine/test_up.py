@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -51,3 +54,17 @@ def test_it_says_where_it_runs_and_how_to_sign_in(system: System) -> None:
 def test_it_is_healthy(system: System) -> None:
     health = system.get("system/health")
     assert health["status"] == "ok", health
+
+
+def test_a_beat_that_sends_nothing_is_found_out_and_started_again(system: System) -> None:
+    silent = system.kill("beat", signal.SIGSTOP)
+    until(lambda: system.call("GET", "system/health")[0] == 503, "health is degraded")
+    until(lambda: system.pid("beat") != silent, "another beat runs")
+    until(lambda: system.call("GET", "system/health")[0] == 200, "health is good again")
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 40
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)

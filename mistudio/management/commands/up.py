@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from argparse import ArgumentParser
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,7 +31,7 @@ from mistudio.supervisor import Service, end_all, procfile
 from monitor import signin
 
 READY_SECONDS = 60.0
-CANARY_SECONDS = 90.0
+DEAF_SECONDS = 90.0
 END_SECONDS = 13.0  # of the 15 s in which SIGTERM must have ended everything
 
 
@@ -162,25 +162,32 @@ class Command(BaseCommand):
             self.write_ready()
             if time.monotonic() - looked_at > scaled(10):
                 looked_at = time.monotonic()
-                self.restart_deaf_workers()
+                self.restart_the_deaf()
             time.sleep(0.2)
 
-    def restart_deaf_workers(self) -> None:
-        """A worker may live and yet consume nothing after its broker was away: its canary tells."""
-        queues = {"worker": tasks.host_queue(settings.MISTUDIO_HOST_NAME), "worker-cpu": "cpu"}
-        limit = scaled(CANARY_SECONDS)
+    def restart_the_deaf(self) -> None:
+        """A worker may live and yet consume nothing after its broker was away, a beat send nothing: pulses tell."""
+        signs = {
+            "worker": f"canary:{tasks.host_queue(settings.MISTUDIO_HOST_NAME)}",
+            "worker-cpu": "canary:cpu",
+            "beat": "beat",
+        }
         try:
             pulses = dict(Pulse.objects.values_list("name", "at"))
         except OperationalError:
             connections.close_all()
             return
         for service in self.services:
-            at = pulses.get(f"canary:{queues.get(service.name)}")
-            running_for = time.monotonic() - service.started_at
-            deaf = service.name in queues and (at is None or (timezone.now() - at).total_seconds() > limit)
-            if deaf and running_for > limit:
-                self.say(f"{service.name} has not answered for {limit:.0f} s; starting it again")
+            if service.name in signs and self.is_deaf(service, pulses.get(signs[service.name])):
+                self.say(
+                    f"{service.name} has not answered for {scaled(DEAF_SECONDS):.0f} s; starting it again"
+                )
                 service.send(signal.SIGKILL)
+
+    def is_deaf(self, service: Service, heard_at: datetime | None) -> bool:
+        limit = scaled(DEAF_SECONDS)
+        silent = heard_at is None or (timezone.now() - heard_at).total_seconds() > limit
+        return silent and time.monotonic() - service.started_at > limit
 
     # End ----------------------------------------------------------------------------------------------
 
