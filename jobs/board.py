@@ -14,11 +14,10 @@ from django.utils import timezone
 from gpus import agent_client
 from gpus.choice import is_mig_parent
 from gpus.models import Gpu, Host, within
-from gpus.owners import owner_of
 from gpus.timing import PROCESS_LIST_SECONDS, scaled
 from jobs.memory import CardMemory, card_memory, still_to_take
 from jobs.models import Lease
-from jobs.ownership import LATELY_SECONDS
+from jobs.ownership import LATELY_SECONDS, Known, known_members, owners_among
 
 #: A card that is closed for one of these may open by itself; the others need a person.
 PASSING = ("host_lost", "stale", "quarantined", "worker_silent", "driver")
@@ -74,11 +73,11 @@ class Slots:
         here = self.host.name == settings.MISTUDIO_HOST_NAME
         return not here or psutil.virtual_memory().available - self.host_reserved >= (need or 0)
 
-    def look(self) -> None:
+    def look(self, known: Known) -> None:
         """The card's memory as its row has it; a list that grew old says nothing."""
         if self.gpu is not None:
             current = within(self.gpu.processes_at, 3 * scaled(PROCESS_LIST_SECONDS))
-            self.remember(self.gpu.reading, self.gpu.processes if current else [])
+            self.remember(self.gpu.reading, self.gpu.processes if current else [], known)
 
     def look_again(self) -> bool:
         """The card's memory of this moment, asked of its agent; False when that is silent."""
@@ -86,12 +85,12 @@ class Slots:
         answer = agent_client.fresh(self.gpu.uuid) if self.host.name == settings.MISTUDIO_HOST_NAME else None
         if answer is None:
             return False
-        self.remember(answer["reading"], answer["processes"])
+        self.remember(answer["reading"], answer["processes"], known_members(self.host.name))
         return True
 
-    def remember(self, reading: dict[str, Any], listed: list[dict[str, Any]]) -> None:
+    def remember(self, reading: dict[str, Any], listed: list[dict[str, Any]], known: Known) -> None:
         assert self.gpu is not None
-        owners = owner_of(self.host.name, self.gpu.uuid, listed)
+        owners = owners_among(listed, self.host.name, known)
         total = self.gpu.memory_total_bytes
         self.memory = card_memory(total, reading, listed, owners, self.leases, self.lately_ours)
 
@@ -113,15 +112,16 @@ class Board:
         return leases
 
     def _add_resources(self, leases: dict[str, list[Lease]]) -> None:
+        known = {}
         for host in Host.objects.all():
-            name = f"cpu:{host.name}"
+            name, known[host.pk] = f"cpu:{host.name}", known_members(host.name)
             self._add(Slots(name, host, {"batch": settings.MISTUDIO_CPU_JOBS}, None, leases[name]))
         just_ended = lately_ended()
         for gpu in Gpu.objects.select_related("host"):
             limits = {"batch": gpu.max_jobs, "interactive": gpu.interactive_slots}
             slots = Slots(gpu.resource, gpu.host, limits, gpu, leases[gpu.resource])
             slots.lately_ours = bool(slots.leases) or gpu.resource in just_ended
-            slots.look()
+            slots.look(known[gpu.host_id])
             self._add(slots)
 
     def _reserve_host_memory(self) -> None:

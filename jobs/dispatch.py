@@ -31,17 +31,20 @@ def schedule() -> int:
     """
     board, granted = Board(), 0
     for job in queued():
-        if try_to_start(job, board):
-            granted += 1
-            board = Board()
+        while (plan := judged(job, board)) is not None:
+            started = grant(job, plan)
+            board, granted = Board(), granted + started
+            if started or not still_queued(job):
+                break  # else somebody else was first on these cards, and the new board has another answer
     return granted
 
 
-def try_to_start(job: Job, board: Board) -> bool:
+def judged(job: Job, board: Board) -> list[Slots] | None:
+    """The slots that take the job now; None when it waits or was turned away."""
     try:
         plan = place(job, board)
         if not isinstance(plan, Wait):
-            return grant(job, plan)
+            return plan
         note_wait(job, plan)
     except JobRejected as why:
         readiness.turn_away(job, why)
@@ -52,7 +55,12 @@ def try_to_start(job: Job, board: Board) -> bool:
         readiness.leave_queue(
             job, Status.HELD, error=f"It could not be judged: {type(error).__name__}: {error}"
         )
-    return False
+    return None
+
+
+def still_queued(job: Job) -> bool:
+    job.refresh_from_db()
+    return job.status == Status.QUEUED and job.cancel_requested_at is None
 
 
 def queued() -> Iterator[Job]:
@@ -101,7 +109,10 @@ def _grant(job: Job, plan: list[Slots]) -> Attempt | None:
 
 
 def _lock_and_pick(job: Job, slots: Slots) -> int | None:
-    """Under the lock of the resource's row, the lowest free slot as the database has it now."""
+    """Under the lock of the resource's row, the lowest free slot as the database has it now.
+
+    None as well when the leases are not those that the job was placed by: their memory was not counted.
+    """
     if slots.gpu is not None:
         gpu = Gpu.objects.select_for_update().get(pk=slots.gpu.pk)
         limits = {"batch": gpu.max_jobs if gpu.enabled else 0, "interactive": gpu.interactive_slots}
@@ -109,6 +120,8 @@ def _lock_and_pick(job: Job, slots: Slots) -> int | None:
         Host.objects.select_for_update().get(pk=slots.host.pk)
         limits = slots.limits
     leases = list(Lease.objects.filter(resource=slots.resource, ended_at=None))
+    if {lease.pk for lease in leases} - {lease.pk for lease in slots.leases}:
+        return None
     now = Slots(slots.resource, slots.host, limits, slots.gpu, leases)
     slot = now.free_slot(job_class(job))
     return None if slot and slots.gpu is None and job.needs_card else slot

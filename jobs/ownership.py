@@ -51,9 +51,13 @@ class Known:
 def owners_of(host: str, uuid: str, listed: list[dict[str, Any]]) -> list[Owner]:
     """`job` by proof, `foreign` for a living process that is none of ours, `unknown` where nothing can be proven
     from here. A driver's pid is a hint: on another host, only what was recorded there counts."""
-    known = known_members(host)
-    local = host == settings.MISTUDIO_HOST_NAME
-    return [owner_of(entry["pid"], known) if local else recorded(entry["pid"], known) for entry in listed]
+    return owners_among(listed, host, known_members(host))
+
+
+def owners_among(listed: list[dict[str, Any]], host: str, known: Known) -> list[Owner]:
+    """The same for who has asked already what is known of the host: the many cards of a board."""
+    judge = owner_of if host == settings.MISTUDIO_HOST_NAME else recorded
+    return [judge(entry["pid"], known) for entry in listed]
 
 
 def known_members(host: str) -> Known:

@@ -37,9 +37,11 @@ class Wait:
     gpu_uuid: str | None = None
     job_id: str | None = None
     eta_seconds: float | None = None
+    short: dict[str, str] | None = None  # by card: when it was first seen too full because of others
 
     def as_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        entry = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return entry if self.short else {k: v for k, v in entry.items() if k != "short"}
 
 
 def place(job: Job, board: Board) -> list[Slots] | Wait:
@@ -198,13 +200,14 @@ def is_short(job: Job, slots: Slots, board: Board) -> bool:
 
 
 def short(job: Job, cards: Sequence[Slots], board: Board) -> Wait:
-    """The first sight of such cards is a wait; the second, from newer readings, raises `JobRejected`."""
-    before = job.waiting_for or {}
-    since = before.get("since") if before.get("reason") == "outside" else None
-    if since and all(_short_again(job, slots, datetime.fromisoformat(since)) for slots in cards):
+    """The first sight of such cards is a wait; the second of each, from newer readings, raises `JobRejected`."""
+    now, before = timezone.now().isoformat(), (job.waiting_for or {}).get("short") or {}
+    since = {slots.resource: before.get(slots.resource, now) for slots in cards}
+    if all(_short_again(job, slots, datetime.fromisoformat(since[slots.resource])) for slots in cards):
         raise insufficient(job, cards, board)
     numbers = "; ".join(outside_of(slots) for slots in cards)
-    return Wait("outside", numbers, cards[0].gpu.uuid if len(cards) == 1 and cards[0].gpu else None)
+    uuid = cards[0].gpu.uuid if len(cards) == 1 and cards[0].gpu else None
+    return Wait("outside", numbers, uuid, short=since)
 
 
 def _short_again(job: Job, slots: Slots, since: datetime) -> bool:
@@ -249,10 +252,11 @@ def _advice(need: int | None, board: Board) -> str:
 def note_wait(job: Job, wait: Wait) -> None:
     """Store why the job waits, when the reason is another than before."""
     before = job.waiting_for or {}
-    if all(before.get(k) == v for k, v in wait.as_dict().items() if k != "eta_seconds"):
+    told = wait.as_dict()
+    if all(before.get(k) == v for k, v in told.items() if k != "eta_seconds"):
         return
     same = before.get("reason") == wait.reason and before.get("since")
-    entry = wait.as_dict() | {"since": before["since"] if same else timezone.now().isoformat()}
+    entry = told | {"since": before["since"] if same else timezone.now().isoformat()}
     if "skip" in before:
         entry["skip"] = before["skip"]
     if Job.objects.filter(pk=job.pk, status=Status.QUEUED, attempt=job.attempt).update(waiting_for=entry):

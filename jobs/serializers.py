@@ -13,6 +13,9 @@ from jobs.people import Person, is_staff
 #: What only the owner and staff may see of a job.
 PRIVATE = ("params", "result", "error", "hint", "inputs", "artifacts")
 
+#: What anybody may know of a wait; the rest is what dispatch remembers from one look to the next.
+WAITING_FOR = ("reason", "detail", "gpu_uuid", "job_id", "since", "eta_seconds")
+
 
 def may_see(job: Job, user: Person | None) -> bool:
     return user is not None and (job.owner_id == user.pk or is_staff(user))
@@ -74,7 +77,8 @@ class JobSerializer(serializers.ModelSerializer[Job]):
 
     @extend_schema_field({"type": "object", "nullable": True})
     def get_waiting_for(self, job: Job) -> dict[str, Any] | None:
-        return job.waiting_for
+        told = job.waiting_for
+        return {name: told.get(name) for name in WAITING_FOR} if told else None
 
     @extend_schema_field({"type": "array", "items": {"type": "object"}})
     def get_inputs(self, job: Job) -> list[dict[str, Any]]:

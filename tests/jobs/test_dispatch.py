@@ -49,6 +49,20 @@ def test_it_counts_what_running_jobs_have_still_to_take(alice: User, living_host
     assert Board().slots[cards[0].resource].free_bytes() == 22 * GIB
 
 
+def test_two_dispatches_never_promise_the_same_memory_twice(alice: User, living_host: Host) -> None:
+    """Two slots, room for one of the two jobs: whoever placed his by an older board gets nothing."""
+    make_card(living_host, 0, free_gib=24, max_jobs=2)
+    first, second = (make_job(alice, estimate={"memory_bytes": 16 * GIB}) for _ in "ab")
+    plans = [dispatch.judged(job, Board()) for job in (first, second)]
+    assert all(plans)
+    assert [dispatch.grant(job, plan) for job, plan in zip((first, second), plans, strict=True) if plan] == [
+        True,
+        False,
+    ]
+    assert dispatch.schedule() == 0
+    assert (placed(second), second.waiting_for["reason"]) == (None, "memory")
+
+
 def test_it_never_moves_a_named_job(alice: User, three_cards: list[Gpu]) -> None:
     first, second = (
         make_job(alice, gpu_request=three_cards[1].uuid, gpu_wanted=three_cards[1].uuid) for _ in "ab"

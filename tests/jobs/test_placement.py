@@ -77,19 +77,45 @@ def hold(card: Gpu, gib: float, free_gib: float) -> None:
     )
 
 
+def seen_long_ago(job: Job) -> None:
+    """As if the first sight of every card that is too full had been long enough ago."""
+    job.refresh_from_db()
+    then = (timezone.now() - timedelta(seconds=placement.SHORT_SECONDS)).isoformat()
+    short = dict.fromkeys(job.waiting_for["short"], then)
+    Job.objects.filter(pk=job.pk).update(waiting_for=job.waiting_for | {"short": short})
+
+
 def test_it_refuses_a_named_card_only_at_the_second_reading(alice: User, three_cards: list[Gpu]) -> None:
     hold(three_cards[0], 20, free_gib=4)
     job = after_dispatch(named(alice, three_cards[0], estimate={"memory_bytes": 8 * GIB}))
     assert (job.status, job.waiting_for["reason"]) == ("queued", "outside")
     assert after_dispatch(job).status == "queued"  # the same reading proves nothing new
-    since = timezone.now() - timedelta(seconds=placement.SHORT_SECONDS)
-    Job.objects.update(waiting_for=job.waiting_for | {"since": since.isoformat()})
+    seen_long_ago(job)
     hold(three_cards[0], 20, free_gib=4)
     refused = after_dispatch(job)
     assert (refused.status, refused.failure_reason) == ("refused", "insufficient_gpu_memory")
     for part in ("needs 8.0 GiB", "reserve of 0.5 GiB", "has 4.0 GiB", "20.0 of 24.0 GiB", "pid 4000001"):
         assert part in refused.error
     assert "card 1, 2" in refused.hint
+
+
+def test_each_card_is_read_twice_before_auto_is_refused(alice: User, three_cards: list[Gpu]) -> None:
+    for card in three_cards:
+        hold(card, 20, free_gib=4)
+    Gpu.objects.filter(pk=three_cards[2].pk).update(removed_at=timezone.now())
+    job = after_dispatch(make_job(alice, estimate={"memory_bytes": 8 * GIB}))
+    assert job.waiting_for["reason"] == "outside"
+    seen_long_ago(job)
+    Gpu.objects.filter(pk=three_cards[2].pk).update(
+        removed_at=None
+    )  # short, too, and seen for the first time
+    for card in three_cards:
+        hold(card, 20, free_gib=4)
+    assert after_dispatch(job).status == "queued"
+    seen_long_ago(job)
+    for card in three_cards:
+        hold(card, 20, free_gib=4)
+    assert after_dispatch(job).failure_reason == "insufficient_gpu_memory"
 
 
 def test_a_reading_that_got_better_starts_the_job(alice: User, three_cards: list[Gpu]) -> None:
