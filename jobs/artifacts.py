@@ -54,15 +54,20 @@ def references(kind: JobKind) -> dict[str, ArtifactField]:
     return {name: f for name, f in kind.Params().fields.items() if isinstance(f, ArtifactField)}
 
 
+def named(kind: JobKind, params: Mapping[str, Any]) -> dict[str, ArtifactField]:
+    """Those of them that name one here."""
+    fields = references(kind).items()
+    return {name: f for name, f in fields if params.get(name) and f.names_artifact(params[name])}
+
+
 def resolve_all(kind: JobKind, params: Mapping[str, Any], user: Person) -> list[Resolved]:
     """Find what every reference names, as `user` may see it; field errors for what does not exist."""
     found, errors = [], {}
-    for name, field in references(kind).items():
-        if params.get(name):
-            try:
-                found.append(resolve(params[name], field.types, user, parameter=name))
-            except serializers.ValidationError as error:
-                errors[name] = error.detail
+    for name, field in named(kind, params).items():
+        try:
+            found.append(resolve(params[name], field.types, user, parameter=name))
+        except serializers.ValidationError as error:
+            errors[name] = error.detail
     if errors:
         raise serializers.ValidationError(errors)
     return found

@@ -13,6 +13,11 @@ REFERENCE = re.compile(r"^(job:)?[A-Za-z0-9][A-Za-z0-9._/-]{0,160}$")
 SITES = ("resid_pre", "resid_mid", "resid_post", "mlp_in", "mlp_out", "attn_out")
 
 
+def is_path(text: str) -> bool:
+    """Whether `text` means a place on this machine rather than a repository or another name."""
+    return text.startswith(("/", "~", "./", "../"))
+
+
 @extend_schema_field({"type": "string", "description": "artifact id, name, or job:<id>"})
 class ArtifactField(serializers.CharField):
     """A reference to an artifact of one of `types`: its id, its name, or `job:<id>`.
@@ -21,8 +26,13 @@ class ArtifactField(serializers.CharField):
     """
 
     def __init__(self, *types: str, **options: Any) -> None:
-        super().__init__(max_length=200, **options)
+        options.setdefault("max_length", 200)
+        super().__init__(**options)
         self.types = types
+
+    def names_artifact(self, value: str) -> bool:
+        """Whether this value is a reference; a field may take other things beside."""
+        return True
 
     def to_internal_value(self, data: Any) -> str:
         value = super().to_internal_value(data)
@@ -31,6 +41,23 @@ class ArtifactField(serializers.CharField):
                 f"{value!r} is not an artifact id, an artifact name or job:<id>."
             )
         return value
+
+
+@extend_schema_field(
+    {"type": "string", "description": "`english`, the path of a text file, or a corpus artifact's id or name"}
+)
+class CorpusField(ArtifactField):
+    """Text to run models on: `english` (built in), a path (`/…`, `~…`), or an artifact of type `corpus`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__("corpus", **{"max_length": 300, "default": "english"} | options)
+
+    def names_artifact(self, value: str) -> bool:
+        return value != "english" and not is_path(value)
+
+    def to_internal_value(self, data: Any) -> str:
+        value = serializers.CharField.to_internal_value(self, data)
+        return super().to_internal_value(value) if self.names_artifact(value) else value
 
 
 class SiteField(serializers.Serializer):

@@ -55,6 +55,7 @@ class Context(Protocol):
     device: str  # "cuda:0" on a card, "cpu" without one (and on simulated cards)
     out: Path  # files of this job alone; they appear under `files/` when it ends
     checkpoints: Path  # kept over attempts; write with `interp.files.write_folder`, last two are kept
+    inputs: dict[str, Input]  # by parameter; without those that name no artifact
 
     def input(self, parameter: str) -> Input:
         """The artifact that the parameter of this name resolved to."""

@@ -22,9 +22,9 @@ from rest_framework.fields import empty
 from gpus import choice
 from gpus.rest import ApiError, body
 from jobs import artifacts, fit, registry, submit
-from jobs.fields import SITES, ArtifactField, SiteField
+from jobs.fields import SITES, ArtifactField, CorpusField, SiteField
 from jobs.kind import JobKind
-from jobs.models import FINAL, Job
+from jobs.models import FINAL, Artifact, Job
 from jobs.serializers import may_see
 from monitor import board
 from monitor.templatetags.show import worded
@@ -86,6 +86,7 @@ WIDGETS: tuple[tuple[Any, str], ...] = (
     (SiteField, "site"),
     (serializers.MultipleChoiceField, "several"),
     (serializers.ChoiceField, "select"),
+    (CorpusField, "text"),
     (ArtifactField, "select"),
     (serializers.BooleanField, "check"),
     ((serializers.IntegerField, serializers.FloatField), "number"),
@@ -227,7 +228,7 @@ class KindForm:
         if self.posted:
             return self.raw(name, f)
         if name in self.typed:
-            return self.typed[name]
+            return self.spelled(str(self.typed[name])) if isinstance(f, CorpusField) else self.typed[name]
         return as_typed(f, self.before.get(name, default_of(f)))
 
     def raw(self, name: str, f: serializers.Field) -> Any:
@@ -308,6 +309,8 @@ class KindForm:
         ]
 
     def options(self, f: serializers.Field, value: Any) -> list[tuple[str, str]]:
+        if isinstance(f, CorpusField):
+            return self.corpora()
         if isinstance(f, ArtifactField):
             return self.sources(f, value)
         if isinstance(f, serializers.ChoiceField):
@@ -328,6 +331,20 @@ class KindForm:
         if value and value not in [key for key, _ in found]:
             found.append((value, self.described(value)))
         return found
+
+    def corpora(self) -> list[tuple[str, str]]:
+        """What may be chosen instead of typing a path: the built-in text, and artifacts as they are spelled."""
+        found = artifacts.visible(self.user).filter(type="corpus").select_related("owner")[:200]
+        return [("english", "built in"), *((self.name_of(corpus), "uploaded") for corpus in found)]
+
+    def name_of(self, artifact: Artifact) -> str:
+        return artifact.name if artifact.owner_id == self.user.pk else f"{artifact.owner}/{artifact.name}"
+
+    def spelled(self, reference: str) -> str:
+        """The name behind the id that a link carried: people read and change this field."""
+        visible = artifacts.visible(self.user) if valid_uuid(reference) else Artifact.objects.none()
+        found = visible.filter(pk=reference, type="corpus").first()
+        return self.name_of(found) if found else reference
 
     def makers(self, types: tuple[str, ...]) -> list[Job]:
         kinds = [name for name, kind in registry.all_kinds().items() if set(kind.makes) & set(types)]

@@ -53,16 +53,17 @@ def english() -> Corpus:
     return Corpus(BUILT_IN, tuple(sorted(documents, key=lambda text: hashlib.sha256(text.encode()).digest())))
 
 
-def text_file(path: Path) -> Corpus:
+def text_file(path: Path, name: str = "") -> Corpus:
     """Paragraphs of a UTF-8 text file, parted by blank lines, in the order of the file."""
+    name = name or path.name
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise Unusable(f"{path.name} cannot be read as UTF-8 text: {error}.") from error
+        raise Unusable(f"{name} cannot be read as UTF-8 text: {error}.") from error
     documents = tuple(part.strip() for part in re.split(r"\n\s*\n", text) if part.strip())
     if not documents:
-        raise Unusable(f"{path.name} holds no text.")
-    return Corpus(path.name, documents)
+        raise Unusable(f"{name} holds no text.")
+    return Corpus(name, documents)
 
 
 def _built_in_texts() -> Iterator[str]:

@@ -8,11 +8,6 @@ from pathlib import Path
 from jobs.interp.errors import Unusable
 
 
-def looks_like_path(text: str) -> bool:
-    """Whether `text` means a place on this machine rather than a repository or a built-in name."""
-    return text.startswith(("/", "~", "./", "../"))
-
-
 def inside(text: str, roots: Iterable[Path]) -> Path:
     """The existing file or folder at `text`, with links followed, if it lies in one of `roots`.
 

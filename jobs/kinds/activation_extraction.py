@@ -8,7 +8,7 @@ from typing import Any
 
 from rest_framework import serializers
 
-from jobs.fields import ArtifactField, SiteField
+from jobs.fields import ArtifactField, CorpusField, SiteField, is_path
 from jobs.kind import Context, Estimate, Input, JobKind
 
 #: Places whose captures other kinds of this release can use.
@@ -21,11 +21,9 @@ SHARD_ROOM = 16_384
 
 class ActivationExtractionParams(serializers.Serializer):
     model = ArtifactField("model", help_text="The model to run.")
-    corpus = serializers.CharField(
-        max_length=300,
-        default="english",
-        help_text="`english` (built in) or the path of a UTF-8 text file under MISTUDIO_IMPORT_ROOTS, "
-        "whose paragraphs (blank lines between) are the documents.",
+    corpus = CorpusField(
+        help_text="`english` (built in), an uploaded corpus, or the path of a UTF-8 text file under "
+        "MISTUDIO_IMPORT_ROOTS, whose paragraphs (blank lines between) are the documents.",
     )
     sites = SiteField(
         many=True,
@@ -59,7 +57,7 @@ class ActivationExtractionParams(serializers.Serializer):
     )
 
     def validate_corpus(self, value: str) -> str:
-        if value != "english":
+        if is_path(value):
             corpus_file(value)
         return value
 
@@ -112,14 +110,14 @@ class Kind(JobKind):
             shard = sizes.shard_bytes(
                 width, sites, min(SHARD_ROOM + params["context_size"], params["max_tokens"])
             )
-            running = {"forward": forward, "shard": shard, "text": sizes.CORPUS_BYTES}
+            running = {"forward": forward, "shard": shard, "text": text_bytes(inputs)}
             parts = {**model, **sizes.widest({"file": sizes.file_bytes(manifest, on_cpu=True)}, running)}
         else:
             parts = model | {"forward": forward, "cuda": sizes.CUDA_BYTES}
         return Estimate.of(parts, disk_bytes=params["max_tokens"] * (sites * stored + 9))
 
     def run(self, context: Context, params: Mapping[str, Any]) -> dict[str, Any]:
-        from jobs.interp import activations, corpora, files, models, tokens
+        from jobs.interp import activations, files, models, tokens
         from jobs.interp.site import Site
 
         source = context.input("model")
@@ -131,7 +129,7 @@ class Kind(JobKind):
         )
         model.require_context(params["context_size"])
         context.report(0, params["max_tokens"], "tokens", stage="corpus")
-        corpus = corpora.open_corpus(params["corpus"])
+        corpus = corpus_of(context, params["corpus"])
         bos = model.bos_id if params["prepend_bos"] else None
         rows = tokens.rows_of(
             corpus.documents,
@@ -157,6 +155,7 @@ class Kind(JobKind):
             "model_artifact": source.id,
             "model": facts_of(source),
             "corpus": {"name": corpus.name, "sha256": corpus.sha256, "documents": len(corpus.documents)},
+            "corpus_artifact": context.inputs["corpus"].id if "corpus" in context.inputs else None,
             "prepend_bos": bos is not None,
             "pad": model.pad.source,
         }
@@ -165,6 +164,25 @@ class Kind(JobKind):
         )
         files.remove(work)
         return manifest
+
+
+def corpus_of(context: Context, name: str) -> Any:
+    """The documents: built in, of a file that people named, or of an artifact."""
+    from jobs.interp import corpora
+
+    given = context.inputs.get("corpus")
+    if given is None:
+        return corpora.open_corpus(name)
+    return corpora.text_file(given.path / next(iter(given.manifest["files"])), given.name)
+
+
+def text_bytes(inputs: Mapping[str, Input]) -> int:
+    """The text in memory: as read, and as the documents that it is cut into."""
+    from jobs.interp import sizes
+
+    if "corpus" not in inputs:
+        return sizes.CORPUS_BYTES
+    return 2 * sum(file["size_bytes"] for file in inputs["corpus"].manifest["files"].values())
 
 
 def facts_of(model: Input) -> dict[str, Any]:

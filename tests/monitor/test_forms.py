@@ -65,6 +65,21 @@ def test_kinds_are_offered_by_stage(alice: User) -> None:
     assert places == sorted(places)
 
 
+def test_a_corpus_is_chosen_by_name_or_typed_as_a_path(alice: User, bob: User) -> None:
+    mine, theirs = (
+        Artifact.objects.create(type="corpus", name="words", owner=owner, manifest={})
+        for owner in (alice, bob)
+    )
+    page = signed_in(alice).get("/new/activation_extraction/").content.decode()
+    offered = re.search(r'<datalist id="f-corpus-known">(.*?)</datalist>', page)
+    assert offered
+    assert re.findall(r'value="([^"]+)"', offered[1])[0] == "english"
+    assert set(re.findall(r'value="([^"]+)"', offered[1])) == {"english", "words", "bob/words"}
+    for artifact, name in ((mine, "words"), (theirs, "bob/words")):  # the artifact page's link carries its id
+        page = signed_in(alice).get(f"/new/activation_extraction/?corpus={artifact.pk}").content.decode()
+        assert f'name="corpus" value="{name}"' in page
+
+
 # What is typed ------------------------------------------------------------------------------------------
 def test_numbers_as_people_write_them(alice: User) -> None:
     typed = {"activations": "a", "d_sae": "16 384", "k": "32", "lr": "3e-4", "tokens": "1e6"}
