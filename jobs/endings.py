@@ -74,8 +74,11 @@ def complete(job: Job, attempt: Attempt) -> bool:
     for source, target in end.moves:
         _move(settings.MISTUDIO_HOME / source, settings.MISTUDIO_HOME / target)
     faults.point("moved")
+    values = end.fields()
+    if end.status == Status.SUCCEEDED:
+        values["progress"] = dict(job.progress or {}) | {"fraction": 1.0, "eta_seconds": None}
     with transaction.atomic():
-        if not job.move(ACTIVE, end.status, **end.fields()):
+        if not job.move(ACTIVE, end.status, **values):
             return False
         _make_artifacts(job, end)
         close(attempt, Outcome.ENDED)

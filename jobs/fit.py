@@ -13,7 +13,7 @@ from jobs.board import Board, Slots
 from jobs.memory import gib, reserve_bytes
 from jobs.models import Job
 from jobs.people import Person
-from jobs.placement import behind, handed_back, job_class, need_bytes, outside_of
+from jobs.placement import behind, handed_back, job_class, need_bytes, outside_of, too_full
 from jobs.submit import Plan, check, get_kind
 
 Card = dict[str, Any]
@@ -105,10 +105,8 @@ def judged(slots: Slots, need: int | None, job_class: str, board: Board) -> tupl
     if slots.free_slot(job_class) is None:
         wait = behind(slots, job_class)
         return "later", wait.detail, wait.eta_seconds
-    if memory.holds(need) and not slots.fits_now(need):
-        return "later", f"needs {gib(need)} of the memory of {slots.host}, which has less free now", None
     if not slots.fits_now(need):
-        return "later", f"needs {gib(need)}, {gib(slots.free_bytes())} free now", None
+        return "later", too_full(slots, need), None
     return "now", "now", None
 
 

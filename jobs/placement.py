@@ -134,9 +134,15 @@ def blocked(job: Job, slots: Slots, board: Board) -> Wait | None:
     if slots.free_slot(job_class(job)) is None:
         return behind(slots, job_class(job))
     if not slots.fits_now(need):
-        detail = f"needs {gib(need)}, card {index} has {gib(slots.free_bytes())} free now"
-        return Wait("memory", detail, gpu_uuid=uuid)
+        return Wait("memory", too_full(slots, need), gpu_uuid=uuid)
     return None
+
+
+def too_full(slots: Slots, need: int | None) -> str:
+    """Why a job of this size does not fit beside what is there now: the card, or the host of a simulated one."""
+    if slots.memory.holds(need):
+        return f"needs {gib(need)} of the memory of {slots.host}, which has less free now"
+    return f"needs {gib(need)}, card {slots.gpu.index if slots.gpu else '?'} has {gib(slots.free_bytes())} free now"
 
 
 def handed_back(job: Job, slots: Slots) -> bool:

@@ -32,6 +32,7 @@ from jobs.context import WorkContext
 from jobs.endings import End
 from jobs.exceptions import Fenced, JobRejected, JobStopped
 from jobs.interp.errors import NonFinite, Stopped, Unusable
+from jobs.journal import figures
 from jobs.kind import Input
 from jobs.models import Attempt, Job, Status
 from jobs.patience import patiently
@@ -168,13 +169,32 @@ def start(job: Job) -> bool:
 def run(context: WorkContext) -> End:
     kind, job = registry.get(context.job.kind), context.job
     began = time.monotonic()
+    introduce(context)
     serializer = kind.Params(data=job.params)
     serializer.is_valid(raise_exception=True)
     result = kind.run(context, serializer.validated_data)
     context.journal.store_now()
-    record = provenance(context, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    logger.info("done in %.1f s; %s", seconds, figures(result))
+    record = provenance(context, seconds)
     paths.write_json(paths.job_folder(job) / "manifest.json", record)
     return context.end(result, record)
+
+
+def introduce(context: WorkContext) -> None:
+    """The head of the log: what runs, with which parameters and inputs, where, on which versions."""
+    job, attempt = context.job, context.attempt
+    cards = ", ".join(f"{n} {u}" for n, u in zip(attempt.gpu_names, attempt.gpu_uuids, strict=True))
+    where = f"{cards or 'no card'}; mathematics on {context.device}"
+    logger.info("%s, attempt %d, on %s", job.kind, attempt.number, where)
+    logger.info("parameters %s", json.dumps(without_folders(job.params)))
+    for name, made in context.inputs.items():
+        logger.info("%s: %s %s (%s)", name, made.type, made.name, made.id)
+    logger.info("miStudio %s, %s", VERSION, ", ".join(f"{n} {v}" for n, v in versions().items()))
+
+
+def versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in LIBRARIES}
 
 
 def provenance(context: WorkContext, seconds: float) -> dict[str, Any]:
@@ -189,7 +209,7 @@ def provenance(context: WorkContext, seconds: float) -> dict[str, Any]:
         },
         "version": VERSION,
         "python": platform.python_version(),
-        "libraries": {name: importlib.metadata.version(name) for name in LIBRARIES},
+        "libraries": versions(),
         "threads": _threads(),
         "cards": job.gpu_uuids,
         "card_names": context.attempt.gpu_names,

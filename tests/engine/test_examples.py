@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +61,21 @@ def ended(three: System, fetched: Path) -> dict[str, dict[str, Any]]:
 
 def test_it_runs_every_example_on_the_second_of_three_cards(three: System, ended: dict[str, Any]) -> None:
     check_cards(three, ended, 1)
+
+
+def test_the_log_tells_what_ran_where_and_how_it_ended(three: System, ended: dict[str, Any]) -> None:
+    card = three.cards()[1]
+    for name, job in ended.items():
+        log = three.get(f"jobs/{job['id']}/log")["text"]
+        assert f"{name}, attempt 1, on {card['name'] if job['gpu_uuid'] else 'no card'}" in log
+        for part in ("parameters {", "torch 2.", "done in "):
+            assert part in log, (name, log)
+        assert job["progress"]["fraction"] == 1
+        assert job["progress"]["eta_seconds"] is None
+    training = three.get(f"jobs/{ended['sae_training']['id']}/log")["text"]
+    assert re.search(r"train: \d+ of \d+ steps .*; loss [\d.]+", training), training
+    assert "checkpoint after step" in training
+    assert re.search(r"done in [\d.]+ s; .*fvu 0\.\d+", training)
 
 
 def test_it_estimates_no_less_than_it_takes(three: System, ended: dict[str, Any]) -> None:

@@ -202,6 +202,22 @@ def test_it_stores_progress_every_five_seconds_and_at_stage_changes(running: Job
     assert (stored(), running.progress["stage"]) == (0, "evaluate")
 
 
+def test_it_writes_a_line_into_the_log_now_and_then(running: Job, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "jobs.journal")
+    clock = Clock()
+    journal = Journal(running, clock)
+    journal.report(0, 10, "steps", "train", "")
+    for clock.now in (1.0, 5.0, 14.0, 16.0, 20.0):
+        journal.metric(int(clock.now), {"loss": 39.81, "l0": 32.0})
+        journal.report(int(clock.now) // 2, 10, "steps", "train", "")
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0] == "train: 0 of 10 steps (0%)"
+    assert lines[1:] == ["train: 7 of 10 steps (70%), 0.5/s, 6 s left; loss 39.81, l0 32"]
+    journal.report(0, 4, "batches", "evaluate", "")
+    assert "train: 10 of 10 steps (100%)" in caplog.messages[-2]
+    assert caplog.messages[-1] == "evaluate: 0 of 4 batches (0%)"
+
+
 def test_it_keeps_the_newest_value_of_a_step(running: Job) -> None:
     journal = Journal(running)
     journal.metric(1, {"loss": 2.0})

@@ -10,6 +10,7 @@ Cost per step: one encoder product (batch * d_in * d_sae) and about half as much
 
 from __future__ import annotations
 
+import logging
 import math
 import shutil
 import time
@@ -27,6 +28,7 @@ from jobs.interp.files import TEMPORARY, read_json, whole_folder, write_json, wr
 from jobs.interp.sae.architectures import TopK
 from jobs.interp.sae.gradients import Aux, Step, backward, project
 
+logger = logging.getLogger(__name__)
 Metrics = Mapping[str, float]
 
 
@@ -180,6 +182,7 @@ class Training:
         if checkpoints is not None:
             self._window.require_finite()
             self.save(checkpoints / f"step_{self.step:09d}")
+            logger.info("checkpoint after step %d", self.step)
             for old in saved(checkpoints)[:-2]:
                 shutil.rmtree(old)
 
@@ -261,6 +264,7 @@ def begin_or_resume(
 ) -> Training:
     """Go on from the newest checkpoint, or begin when there is none."""
     if found := saved(checkpoints):
+        logger.info("going on from %s", found[-1].name)
         return Training.resume(found[-1], settings, device=device)
     return Training.begin(settings, stream, mean_norm, device=device)
 
