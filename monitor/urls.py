@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from django.urls import path
+from django.urls import path, re_path
 
-from monitor import artifact_pages, health_page, token_pages, views
+from monitor import artifact_pages, health_page, prometheus, token_pages, views
 
 urlpatterns = [
     path("", views.monitor, name="monitor"),
@@ -22,6 +22,7 @@ urlpatterns = [
     path("artifacts/<uuid:artifact_id>/", artifact_pages.artifact, name="artifact"),
     path("artifacts/<uuid:artifact_id>/change/", artifact_pages.artifact_change, name="artifact-change"),
     path("artifacts/<uuid:artifact_id>/delete/", artifact_pages.artifact_delete, name="artifact-delete"),
+    re_path(r"^metrics/?$", prometheus.MetricsView.as_view(), name="prometheus"),
     path("health/", health_page.health, name="health-page"),
     path("tokens/", token_pages.tokens, name="token-page"),
     path("tokens/<uuid:id>/revoke/", token_pages.revoke, name="token-revoke"),

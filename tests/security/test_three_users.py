@@ -81,6 +81,7 @@ PLACES: dict[str, dict[str, Place]] = {
     "/api/v1/tokens": {"GET": Place(REDUCED, "read"), "POST": Place(USERS, "control")},
     "/api/v1/tokens/{id}": {"DELETE": Place(SELF, "control")},
     "/api/v1/ws-ticket": {"POST": Place(USERS, "read")},
+    "/metrics": LOOK,
     # Pages
     "/api/schema": SEE,
     "/api/docs": SEE,
