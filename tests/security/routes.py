@@ -27,7 +27,7 @@ class Route:
 
     @property
     def for_programs(self) -> bool:
-        return self.address.startswith(("/api/v1/", "/system/"))
+        return self.address.startswith(("/api/v1/", "/system/", "/metrics"))
 
     def at(self, **values: Any) -> str:
         """The address with real values in it, as it is documented."""
