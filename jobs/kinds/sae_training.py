@@ -285,7 +285,13 @@ def export(folder: Path, data: Data, training: train.Training, report: assess.Re
         exclude_special_tokens=source["exclude_special"],
         dataset_path=source["corpus"]["name"],
     )
-    recipe = {"settings": asdict(training.settings), "scale_folded": training.scale, **report.numbers()}
+    # The weights themselves by their digest: a copy may be named after the repository that it is a copy of.
+    recipe = {
+        "model": source["model"],
+        "settings": asdict(training.settings),
+        "scale_folded": training.scale,
+        **report.numbers(),
+    }
     frequencies = report.log10_frequencies
     save_sae(folder, training.finished(), metadata, log10_frequencies=frequencies, extra=recipe)
 

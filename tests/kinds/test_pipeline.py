@@ -141,6 +141,10 @@ def test_an_sae_is_trained_measured_and_exported(shelf: Shelf, import_root: Path
     assert config["metadata"]["hook_name"] == "blocks.1.hook_resid_post"
     assert config["metadata"]["hf_hook_name"] == "model.layers.1"
     assert config["metadata"]["mistudio"]["fvu"] == result["fvu"]
+    assert (
+        config["metadata"]["mistudio"]["model"]["weights_sha256"]
+        == shelf.named("ll").manifest["weights_sha256"]
+    )
     assert load_file(artifact.path / "sparsity.safetensors")["sparsity"].shape == (64,)
     histogram = json.loads((context.out / "firing_histogram.json").read_text())
     assert sum(histogram["counts"]) == 64
