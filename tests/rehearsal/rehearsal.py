@@ -31,6 +31,7 @@ class Kind(JobKind):
         steps = serializers.IntegerField(min_value=0, max_value=100_000, default=3)
         seconds_per_step = serializers.FloatField(min_value=0, max_value=60, default=0.05)
         memory_mib = serializers.IntegerField(min_value=0, max_value=100_000, default=0)
+        card_mib = serializers.IntegerField(min_value=0, default=0)  # on a real card, by CUDA
         estimate_mib = serializers.IntegerField(min_value=0, max_value=10_000_000, default=1)
         checkpoint_every = serializers.IntegerField(min_value=0, default=0)
         on_card = serializers.BooleanField(default=True)
@@ -53,6 +54,7 @@ class Kind(JobKind):
         note(params, "start", context, step=first)
         ballast = bytearray(params["memory_mib"] * 2**20)
         ballast[::4096] = b"x" * len(ballast[::4096])
+        held = on_the_card(context.device, params["card_mib"])
         spawn_children(params["children"])
         for step in range(first, params["steps"]):
             one_step(context, params, step)
@@ -61,7 +63,16 @@ class Kind(JobKind):
             str(params["steps"])
         )
         (context.out / "words.txt").write_text("done\n")
+        del held
         return {"steps": params["steps"], "first": first, "visible": os.environ["CUDA_VISIBLE_DEVICES"]}
+
+
+def on_the_card(device: str, mib: int) -> Any:
+    if not mib or not device.startswith("cuda"):
+        return None
+    import torch
+
+    return torch.ones(mib * 2**20, dtype=torch.uint8, device=device)
 
 
 def one_step(context: Context, params: Values, step: int) -> None:
