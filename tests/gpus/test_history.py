@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.db import connection, models
 from django.utils import timezone
 
@@ -205,7 +206,7 @@ def test_a_reading_is_stored_once() -> None:
     assert [row.utilization_gpu_permille for row in GpuSample.objects.order_by("pk")] == [500, 500]
 
 
-@pytest.mark.django_db(transaction=True)
+@pytest.mark.django_db(transaction=True, available_apps=list(settings.INSTALLED_APPS))
 def test_no_roll_up_passes_a_reading_that_is_being_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """A late reading whose transaction is still open: the roll-up waits for it (PostgreSQL), or it for the other."""
     write([reading(NOW_MS - HOUR + n * 2_000) for n in range(100)])

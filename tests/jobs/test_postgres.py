@@ -1,4 +1,4 @@
-"""The same states, dispatch, races and card history on PostgreSQL: locks that SQLite does not have, a cluster of our own."""
+"""The same states, dispatch, races and card history on PostgreSQL: locks that SQLite lacks, a cluster of our own."""
 
 from __future__ import annotations
 
