@@ -1,7 +1,7 @@
 """The agent: one per host, the only one who has its cards read. Every 2 s the latest values go to the database
-and, as frames, to the pages; whoever cannot wait asks on the socket.
+and its history and, as frames, to the pages; whoever cannot wait asks on the socket.
 
-    tick ─▶ discover (6 s) ─▶ sweep ─▶ frames ─▶ one transaction, aside
+    tick ─▶ discover (6 s) ─▶ sweep ─▶ frames ─▶ latest values and history, aside
     socket: `fresh <uuid>` ─▶ read and list that card now
 
 A database or a broker that is away stops neither the sampling nor each other.
@@ -25,6 +25,7 @@ from django.db import connection
 from gpus import agent_client, backends, host, inventory, shapes
 from gpus.publish import flush, publish
 from gpus.quiet import Outage
+from gpus.recorder import Unwritten
 from gpus.sampling import Card, Sampler
 from gpus.timing import PROCESS_LIST_SECONDS, sample_seconds, scaled
 
@@ -77,6 +78,7 @@ class Agent:
         self.host_reader = host.HostReader([settings.BASE_DIR, settings.MISTUDIO_HOME, settings.HF_HOME])
         self.host_reading: dict[str, Any] = {}
         self.writer, self.host_aside = Aside("database"), Aside("host")
+        self.unwritten = Unwritten()
         self.database = Outage(logger, "The database does not take readings; sampling goes on")
         self.lists_due = 0.0
 
@@ -100,6 +102,7 @@ class Agent:
         if lists:
             await self.sampler.discover()
         await self.sampler.sweep(with_processes=lists)
+        self.unwritten.note(self.sampler.cards.values())
         await self._read_host()
         self._publish()
         self.writer.offer(self._recorder())
@@ -136,6 +139,7 @@ class Agent:
     def _record(self, sight: inventory.Sight) -> None:
         try:
             inventory.record(sight)
+            self.unwritten.write()
             self.database.over()
         except Exception as error:  # whatever it is, the cards go on being read
             self.database.note(error)

@@ -1,4 +1,7 @@
-"""Hosts and cards as the agents last saw them. A card's UUID is its identity; its index is for people."""
+"""Hosts and cards as the agents last saw them, and the tables of their history.
+
+A card's UUID is its identity; its index is for people.
+"""
 
 from __future__ import annotations
 
@@ -118,3 +121,85 @@ class Pulse(models.Model):
     @classmethod
     def beat(cls, name: str) -> None:
         cls.objects.update_or_create(name=name, defaults={"at": timezone.now()})
+
+
+# The history: every reading for 48 hours, minutes for 35 days, hours for two years --------------------------
+#
+# A row's key says card and time (`gpus.samples.key`), so that one card's window is one range of one b-tree, and what is
+# old is one range too. Values are integers of the stated fraction of their unit; NULL where the card did not say.
+
+
+class KeyField(models.BigIntegerField):
+    """A 64-bit key, spelled so that SQLite makes it the row's own number: no second b-tree."""
+
+    def db_type(self, connection: object) -> str | None:
+        sqlite = getattr(connection, "vendor", "") == "sqlite"
+        return "integer" if sqlite else super().db_type(connection)  # type: ignore[arg-type]
+
+
+class GpuSeries(models.Model):
+    """A card's place in the history tables. It outlives the card's own row, as the history does.
+
+    Everything before `minutes_to` is in the minutes and everything before `hours_to` in the hours, exactly; a late
+    reading sets both back. Before `raw_from` readings were pruned, and none is taken any more. All in milliseconds.
+    """
+
+    uuid = models.CharField(max_length=100, unique=True)
+    minutes_to = models.BigIntegerField(default=0)
+    hours_to = models.BigIntegerField(default=0)
+    raw_from = models.BigIntegerField(default=0)
+
+    class Meta:
+        verbose_name_plural = "gpu series"
+
+    def __str__(self) -> str:
+        return f"{self.pk} · {self.uuid}"
+
+
+class GpuSample(models.Model):
+    """One reading."""
+
+    id = KeyField(primary_key=True)
+    utilization_gpu_permille = models.IntegerField(null=True)
+    memory_used_bytes = models.BigIntegerField(null=True)
+    temperature_decicelsius = models.IntegerField(null=True)
+    power_draw_deciwatts = models.IntegerField(null=True)
+
+    def __str__(self) -> str:
+        return str(self.pk)
+
+
+class Rollup(models.Model):
+    """The readings of a period, keyed by its start. Sum and count instead of a mean: means of means would drift."""
+
+    id = KeyField(primary_key=True)
+    utilization_gpu_permille_min = models.IntegerField(null=True)
+    utilization_gpu_permille_sum = models.BigIntegerField(null=True)
+    utilization_gpu_permille_max = models.IntegerField(null=True)
+    utilization_gpu_permille_count = models.IntegerField(default=0)
+    memory_used_bytes_min = models.BigIntegerField(null=True)
+    memory_used_bytes_sum = models.BigIntegerField(null=True)
+    memory_used_bytes_max = models.BigIntegerField(null=True)
+    memory_used_bytes_count = models.IntegerField(default=0)
+    temperature_decicelsius_min = models.IntegerField(null=True)
+    temperature_decicelsius_sum = models.BigIntegerField(null=True)
+    temperature_decicelsius_max = models.IntegerField(null=True)
+    temperature_decicelsius_count = models.IntegerField(default=0)
+    power_draw_deciwatts_min = models.IntegerField(null=True)
+    power_draw_deciwatts_sum = models.BigIntegerField(null=True)
+    power_draw_deciwatts_max = models.IntegerField(null=True)
+    power_draw_deciwatts_count = models.IntegerField(default=0)
+
+    class Meta:
+        abstract = True
+
+    def __str__(self) -> str:
+        return str(self.pk)
+
+
+class GpuMinute(Rollup):
+    """One minute of readings."""
+
+
+class GpuHour(Rollup):
+    """One hour of readings."""

@@ -85,3 +85,19 @@ def prune() -> None:
     from jobs.recovery import prune_staging
 
     prune_staging()
+
+
+@shared_task(ignore_result=True)
+def roll_up_history() -> None:
+    from gpus.rollups import roll_up
+
+    roll_up()
+
+
+@shared_task(ignore_result=True)
+def prune_history() -> None:
+    """What one task does not finish, after days without any, the next one does at once."""
+    from gpus.rollups import prune
+
+    if not prune():
+        ring(prune_history, queue="cpu")

@@ -1,4 +1,4 @@
-"""The same states, dispatch and races on PostgreSQL: locks that SQLite does not have, a cluster of our own."""
+"""The same states, dispatch, races and card history on PostgreSQL: locks that SQLite lacks, a cluster of our own."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def cluster() -> Iterator[str]:
 def test_it_holds_on_postgresql_too(cluster: str, slow: bool) -> None:
     """`slow` runs the hundred rounds of the race for the last slot."""
     names = ("test_states", "test_dispatch", "test_submit", "test_requests")
-    tests = ["tests/jobs/test_dispatch.py"] if slow else [f"tests/jobs/{name}.py" for name in names]
+    cards = ("test_history", "test_history_api")
+    fast = [f"tests/jobs/{name}.py" for name in names] + [f"tests/gpus/{name}.py" for name in cards]
+    tests = ["tests/jobs/test_dispatch.py"] if slow else fast
     chosen = ["-k", "g15", "-m", "slow"] if slow else ["-k", "not documents", "-m", "not slow"]
     command = [sys.executable, "-m", "pytest", "-q", "-x", *tests, *chosen]
     env = os.environ | {"MISTUDIO_TEST_DATABASE_URL": cluster}

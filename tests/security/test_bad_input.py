@@ -36,7 +36,7 @@ EXAMPLES, MANY_EXAMPLES = 8, 150
 UNDOCUMENTED = {"/api/v1/jobs/{kind}"}
 #: What any list, log or curve takes; sent everywhere, also where nobody reads it.
 KNOWN_NAMES = (
-    *("page", "page_size", "ordering", "tail", "offset", "points", "names", "from", "ids"),
+    *("page", "page_size", "ordering", "tail", "offset", "points", "names", "from", "to", "metric", "ids"),
     *("created_after", "gpu_id", "host", "uuid", "event", "kind", "status", "owner", "job", "group_id", "q"),
 )
 PAGE_NAMES = (

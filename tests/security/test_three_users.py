@@ -57,6 +57,7 @@ PLACES: dict[str, dict[str, Place]] = {
     **{f"{root}/system/{name}": LOOK for root in ("/api/v1", "") for name in SEED},
     **{f"{root}/system/health": {"GET": Place(ANYBODY, "read")} for root in ("/api/v1", "")},
     "/api/v1/system/events": LOOK,
+    "/api/v1/system/gpu-history": LOOK,
     "/api/v1/system/gpu-fit": {"POST": Place(USERS, "read")},
     "/api/v1/system/gpus/{uuid}": {"PATCH": Place(STAFF, "admin")},
     # REST: jobs
