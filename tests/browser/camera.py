@@ -1,0 +1,73 @@
+"""Pictures of the pages, for somebody to look at, and the proof that nothing on them is wider than the window.
+
+`MISTUDIO_PICTURES=folder` keeps them there, otherwise they lie in pytest's own folder. In `docs/img` only the pictures
+that are there already are taken anew: what the documents show is chosen by hand. All of them, as `docs/img` has them:
+
+    MISTUDIO_PICTURES=docs/img .venv/bin/python -m pytest tests/browser -k faces
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, Route
+
+from tests.environment import PICTURES
+from tests.system import ROOT
+
+WIDE, NARROW, NARROWEST = 1400, 390, 360
+LOOKS = [(WIDE, "light"), (WIDE, "dark"), (NARROW, "light"), (NARROW, "dark")]
+DOCUMENTS = ROOT / "docs" / "img"
+SETTLE_MS = 300  # charts take the new width and the new colours
+FASTER = 10
+Shoot = Callable[..., None]
+
+
+@pytest.fixture
+def shoot(tmp_path: Path) -> Shoot:
+    """`shoot(page, "monitor-lost")`: wide and at phone width, light and dark; `whole`: also below the fold."""
+
+    def take(page: Page, name: str, *, whole: bool = True) -> None:
+        for width, theme in LOOKS:
+            show(page, width, theme)
+            file = place(tmp_path, f"{name}-{theme}{'-narrow' if width == NARROW else ''}.png")
+            page.screenshot(path=file, full_page=whole)
+        show(page, NARROWEST, "light")
+        show(page, WIDE, "light")
+
+    return take
+
+
+def show(page: Page, width: int, theme: str) -> None:
+    page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+    page.set_viewport_size({"width": width, "height": 900})
+    page.wait_for_timeout(SETTLE_MS)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def place(otherwise: Path, name: str) -> Path:
+    folder = Path(PICTURES or otherwise)
+    folder.mkdir(parents=True, exist_ok=True)
+    if folder.resolve() == DOCUMENTS and not (folder / name).exists():
+        return otherwise / name
+    return folder / name
+
+
+def hurry(page: Page) -> None:
+    """For `open_page(prepare=hurry)`: on this page ten minutes pass in one, so that its charts fill while one waits.
+    It is told of samples that come ten times as rarely, as they then do."""
+    clock = f"Date.now = () => began + {FASTER} * (now() - began);"
+    page.add_init_script(f"{{ const now = Date.now, began = now(); {clock} }}")
+    page.add_init_script("""localStorage.setItem("monitor", '{"mode": "cards", "minutes": "5"}')""")
+    page.route(re.compile(r"^https?://[^/]+/$"), slow_down)
+
+
+def slow_down(route: Route) -> None:
+    answer = route.fetch()
+    rarer = re.sub(
+        r'data-sample="([\d.]+)"', lambda m: f'data-sample="{FASTER * float(m[1]):g}"', answer.text()
+    )
+    route.fulfill(response=answer, body=rarer)
