@@ -6,6 +6,7 @@
   const $$ = (selector, place = document) => [...place.querySelectorAll(selector)];
   const SAMPLE = Number($("main").dataset.sample) || 2;
   const KEPT_SECONDS = 3600;
+  const TROUBLE = ["host_lost", "lost", "quarantined", "removed"]; // as in monitor/words.py
   const GIB = 2 ** 30;
   const choice = { mode: "cards", minutes: "15" };
   const FIELDS = {
@@ -217,7 +218,7 @@
     remember(cards);
     for (const card of cards) {
       const row = $(`[data-card="${CSS.escape(card.uuid)}"]`);
-      if (row) showCard(row, card, Boolean(errors[card.uuid]) || row.classList.contains("trouble"));
+      if (row) showCard(row, card, Boolean(errors[card.uuid]));
     }
     totals();
     if (!document.hidden) draw();
@@ -230,6 +231,13 @@
     row.dataset.slowdown = card.temperature_slowdown_celsius ?? "";
     row.dataset.limit = card.power_limit_watts ?? "";
     $("meter", row).value = (!silent && card.memory_used_bytes) || 0;
+  }
+
+  /** What the rows say of a card, from its badge: trouble gets its frame, a lost card its dashes. */
+  function judge(row) {
+    const { health } = $(".state .badge", row).dataset;
+    row.classList.toggle("trouble", TROUBLE.includes(health));
+    if (health === "lost") showCard(row, { power_limit_watts: number(row.dataset.limit) }, true);
   }
 
   function draw() {
@@ -256,6 +264,7 @@
     const rows = $("[data-cards]", fresh);
     const here = cardRows().map((card) => card.uuid).join(" ");
     if (rows && rows.dataset.cards !== here) rebuild();
+    for (const { element } of cardRows()) judge(element);
   });
   document.addEventListener("theme:changed", () => requestAnimationFrame(draw));
   document.addEventListener("visibilitychange", () => document.hidden || draw());
