@@ -356,7 +356,9 @@ class KindForm:
             "several_hosts": len({card["host"] for card in cards}) > 1,
             "chosen": self.gpu,
             "on_cpu": self.kind.needs_gpu != "never" and not cards and choice.cpu_allowed(),
-            "no_cards": [] if cards else [host.backend_error for host in Host.objects.exclude(backend_error="")],
+            "no_cards": []
+            if cards
+            else [host.backend_error for host in Host.objects.exclude(backend_error="")],
             "curl": self.curl(),
         }
 

@@ -49,16 +49,17 @@ def test_no_card(browser: Browser, tmp_path: Path, shoot: Shoot) -> None:
         expect(notices).to_contain_text("nvidia-smi")
         shoot(page, "monitor-none")
         page = open_page("/new/rehearsal/")
-        expect(page.locator("#place")).to_contain_text("No card")
+        expect(page.locator("#place")).to_contain_text("no NVIDIA driver is installed")
         shoot(page, "form-no-card")
 
 
 def test_one_card_and_nothing_done_yet(browser: Browser, tmp_path: Path, shoot: Shoot) -> None:
     with visited(browser, System(tmp_path / "home", cards="24GiB")) as open_page:
-        page = open_page("/")
+        page = open_page("/", prepare=hurry)
         expect(page.locator("[data-card]")).to_have_count(1)
         expect(page.locator("[data-card]")).to_contain_text("takes the next job that fits")
         expect(page.locator("[data-part=queue]")).to_contain_text("Nothing waits.")
+        page.wait_for_timeout(10_000)
         shoot(page, "monitor-one")
         page = open_page("/jobs/")
         expect(page.locator("#rows")).to_contain_text("No job yet. Begin with a model download")
@@ -76,15 +77,16 @@ def test_many_cards(count: int, browser: Browser, driver_library: Path, tmp_path
     driver = StandIn(tmp_path, driver_library, cards(count))
     shares = [(0.95, 0.6, 0.0, 0.35, 0.8)[n % 5] for n in range(count)]
     for card, share in zip(driver.cards, shares, strict=True):
-        card.used = round(2 + 0.8 * share * card.total)
-    system = System(tmp_path / "home", driver=driver)
+        card.processes = [("compute", os.getpid(), round(0.8 * share * card.total))] if share else []
+    system = System(tmp_path / "home", driver=driver, time_scale=0.2 if count == 8 else 0.5)
     with Load(driver, shares), visited(browser, system) as open_page:
         page = open_page("/", prepare=hurry)
         expect(page.locator("[data-card]")).to_have_count(count)
         expect(page.locator("#rows")).to_have_class(
             re.compile(r"\blines\b") if count > 8 else re.compile("rows")
         )
-        page.wait_for_timeout(8000)
+        expect(page.locator("[data-card]").first).to_contain_text("of others")
+        page.wait_for_timeout(25_000)
         shoot(page, f"monitor-{count}", whole=count == 8)
         page.get_by_role("button", name="Aggregated").click()
         expect(page.locator("[data-legend] .chip")).to_have_count(count)

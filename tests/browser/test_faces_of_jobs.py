@@ -99,6 +99,7 @@ def test_the_monitor_with_three_cards(open_page: OpenPage, laboratory: Laborator
     expect(busy).to_contain_text(re.compile(r"\d+ % · .* left"))
     expect(page.locator("[data-part=queue]")).to_contain_text("after block 4 topk 16, longer")
     expect(page.locator("[data-part=processes]")).to_contain_text("outside miStudio")
+    expect(page.locator("[data-card]").nth(1)).to_contain_text("fits beside the 20.0 GiB of others")
     page.wait_for_timeout(32_000)
     shoot(page, "monitor-cards")
     page.get_by_role("button", name="Aggregated").click()
