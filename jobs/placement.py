@@ -211,7 +211,7 @@ def short(job: Job, cards: Sequence[Slots], board: Board) -> Wait:
     since = {slots.resource: before.get(slots.resource, now) for slots in cards}
     if all(_short_again(job, slots, datetime.fromisoformat(since[slots.resource])) for slots in cards):
         raise insufficient(job, cards, board)
-    numbers = "; ".join(outside_of(slots) for slots in cards)
+    numbers = "; ".join(card_and_outside(slots) for slots in cards)
     uuid = cards[0].gpu.uuid if len(cards) == 1 and cards[0].gpu else None
     return Wait("outside", numbers, uuid, short=since)
 
@@ -224,10 +224,14 @@ def _short_again(job: Job, slots: Slots, since: datetime) -> bool:
 
 
 def outside_of(slots: Slots) -> str:
-    """`card 0: 20.0 of 24.0 GiB are used outside miStudio by python (pid 4242, 20.0 GiB)`."""
-    memory, index = slots.memory, slots.gpu.index if slots.gpu else "?"
+    """`20.0 of 24.0 GiB are used outside miStudio by python (pid 4242, 20.0 GiB)`."""
+    memory = slots.memory
     share = f"{gib(memory.outside).removesuffix(' GiB')} of {gib(memory.total)}"
-    return f"card {index}: {share} are used outside miStudio by {holders(memory)}"
+    return f"{share} are used outside miStudio by {holders(memory)}"
+
+
+def card_and_outside(slots: Slots) -> str:
+    return f"card {slots.gpu.index if slots.gpu else '?'}: {outside_of(slots)}"
 
 
 def insufficient(job: Job, cards: Sequence[Slots], board: Board) -> JobRejected:
@@ -238,7 +242,8 @@ def insufficient(job: Job, cards: Sequence[Slots], board: Board) -> JobRejected:
     where = f"Card {cards[0].gpu.index}" if len(cards) == 1 and cards[0].gpu else "No card"
     verb = f"has {gib(free)}" if len(cards) == 1 else f"has that; the emptiest has {gib(free)}"
     sentence = f"The job needs {gib(need)} beside a reserve of {kept}. {where} {verb} for us; "
-    sentence += "; ".join(outside_of(slots) for slots in cards) + "."
+    tell = outside_of if len(cards) == 1 else card_and_outside
+    sentence += "; ".join(tell(slots) for slots in cards) + "."
     return JobRejected(sentence, reason="insufficient_gpu_memory", hint=_advice(need, board))
 
 

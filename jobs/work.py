@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -80,6 +81,7 @@ def main(job: Job, attempt: Attempt, gate: int, token: str) -> int:
         return 0
     except BaseException as error:  # whatever happened is the job's end, told in its row
         reported = bool(context and context.journal.reported)
+        last_words(context)
         end = patiently(partial(end_of, job, error, reported=reported))
     if end is None:
         stop.give_in()
@@ -253,6 +255,13 @@ def end_of(job: Job, error: BaseException, *, reported: bool) -> End | None:
     return End(Status.FAILED, failure_reason=reason, error=sentence(error), hint=hint, traceback=text)
 
 
+def last_words(context: WorkContext | None) -> None:
+    """The progress and points of the last seconds: where it stood when it failed is what people look for."""
+    if context and context.journal.reported:
+        with suppress(Fenced):
+            context.journal.store_now()
+
+
 def stopped(job: Job) -> End | None:
     job.refresh_from_db(fields=["cancel_requested_at", "pause_requested_at"])
     if job.cancel_requested_at:
@@ -270,7 +279,7 @@ def reason_of(error: BaseException) -> tuple[str, str]:
         return "out_of_memory", "Try half the batch size, or a card with more memory."
     if isinstance(error, OSError) and error.errno in endings.DISK_FULL:
         return "disk_full", endings.DISK_HINT
-    return "error", "The traceback is kept with the job."
+    return "error", "A retry goes the same way unless something changes; the traceback says where it ended."
 
 
 def sentence(error: BaseException) -> str:

@@ -62,6 +62,7 @@ def cards_of(gpus: list[Gpu]) -> list[Card]:
     cards = []
     for gpu in gpus:
         hold = holds.get(gpu.uuid, owners.NOTHING)
+        processes = processes_of(gpu)
         held_by = [active[job_id] for job_id in hold["jobs"] if job_id in active]
         info = shapes.info(gpu, hold)
         cards.append(
@@ -69,10 +70,10 @@ def cards_of(gpus: list[Gpu]) -> list[Card]:
                 "info": info,
                 "metrics": metrics_of(gpu),
                 "jobs": held_by,
-                "processes": processes_of(gpu),
+                "processes": processes,
                 "trouble": info["health"] in words.TROUBLE,
                 "state": words.state_of_card(info),
-                "says": words.card_says(gpu, info),
+                "says": words.card_says(gpu, info, outside_of(processes)),
             }
         )
     return cards
@@ -87,6 +88,11 @@ def processes_of(gpu: Gpu) -> list[shapes.Process]:
     whose = owners.owner_of(gpu.host.name, gpu.uuid, gpu.processes)
     pairs = zip(gpu.processes, whose, strict=True)
     return shapes.by_memory(shapes.process(gpu.uuid, entry, owner) for entry, owner in pairs)
+
+
+def outside_of(processes: list[shapes.Process]) -> int:
+    """Bytes that programs of others hold, as far as the driver tells."""
+    return sum(p["memory_used_bytes"] or 0 for p in processes if p["owner"] in ("foreign", "unknown"))
 
 
 def notices(cards: list[Card], hosts: list[Host]) -> list[dict[str, Any]]:

@@ -135,6 +135,10 @@ def is_histogram(value: Any) -> bool:
 
 def histogram(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
     edges, counts = value["edges"], value["counts"]
+    layout: dict[str, Any] = {"bargap": 0.05}
+    if name == FIRING:
+        layout |= firing_axes(counts[0])
+        edges, counts = from_the_first(edges[1:], counts[1:])
     middles = [(low + high) / 2 for low, high in pairwise(edges)]
     bars = {
         "type": "bar",
@@ -143,13 +147,20 @@ def histogram(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
         "width": [high - low for low, high in pairwise(edges)],
         "hovertemplate": "%{x:.2f}: %{y}<extra></extra>",
     }
-    return {"data": [bars], "layout": {"bargap": 0.05} | AXES.get(name, {})}
+    return {"data": [bars], "layout": layout}
 
 
-TITLES = {"firing_histogram": "How often latents fire"}
-AXES: dict[str, dict[str, Any]] = {
-    "firing_histogram": {
-        "xaxis": {"title": {"text": "log₁₀ of share of tokens; −10: never"}},
-        "yaxis": {"title": {"text": "latents"}},
-    }
-}
+def firing_axes(never: float) -> dict[str, Any]:
+    """The first bin, of those that never fire, is said: as a bar it would stand far from all others."""
+    x = f"log₁₀ of share of tokens · {never:g} latents never fire"
+    return {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": "latents"}}}
+
+
+def from_the_first(edges: list[float], counts: list[float]) -> tuple[list[float], list[float]]:
+    """Without the empty bins in front."""
+    first = next((n for n, count in enumerate(counts) if count), 0)
+    return edges[first:], counts[first:]
+
+
+FIRING = "firing_histogram"
+TITLES = {FIRING: "How often latents fire"}

@@ -20,6 +20,7 @@ from rest_framework import serializers
 from rest_framework.fields import empty
 
 from gpus import choice
+from gpus.models import Host
 from gpus.rest import ApiError, body
 from jobs import artifacts, fit, registry, submit
 from jobs.fields import SITES, ArtifactField, CorpusField, SiteField
@@ -372,6 +373,9 @@ class KindForm:
             "several_hosts": len({card["host"] for card in cards}) > 1,
             "chosen": self.gpu,
             "on_cpu": self.kind.needs_gpu != "never" and not cards and choice.cpu_allowed(),
+            "no_cards": []
+            if cards
+            else [host.backend_error for host in Host.objects.exclude(backend_error="")],
             "curl": self.curl(),
         }
 

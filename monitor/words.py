@@ -11,7 +11,7 @@ from django.utils import timezone
 from gpus import shapes
 from gpus.models import Gpu, Host
 from jobs.models import Job, Status
-from monitor.templatetags.show import ago, duration, since
+from monitor.templatetags.show import ago, duration, since, size
 
 #: Healths of a card that need a person.
 TROUBLE = ("host_lost", "lost", "quarantined", "removed")
@@ -37,7 +37,7 @@ def state_of_card(info: shapes.Info) -> Said:
     return said(word, tone=tone)
 
 
-def card_says(gpu: Gpu, info: shapes.Info) -> str:
+def card_says(gpu: Gpu, info: shapes.Info, outside_bytes: int = 0) -> str:
     """What stands where the job would stand when none holds the card."""
     if info["health"] == "lost":
         return f"{sentence(info['health_detail'])}. The card returns by itself when it answers again."
@@ -49,6 +49,8 @@ def card_says(gpu: Gpu, info: shapes.Info) -> str:
         return "Not among MISTUDIO_VISIBLE_GPUS: shown, never used."
     if gpu.note:
         return gpu.note
+    if outside_bytes:
+        return f"takes the next job that fits beside the {size(outside_bytes)} of others"
     return "takes the next job that fits"
 
 

@@ -12,6 +12,8 @@ HOME = tempfile.mkdtemp(prefix="mistudio-tests-")
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 
 DATABASE = os.environ.get("MISTUDIO_TEST_DATABASE_URL", "")
+#: Where the browser tests leave their pictures (tests/browser/camera.py).
+PICTURES = os.environ.get("MISTUDIO_PICTURES", "")
 
 # A developer's own settings must not reach the tests, nor the tests a developer's data.
 for name in [n for n in os.environ if n.startswith("MISTUDIO_")]:

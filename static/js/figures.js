@@ -20,6 +20,7 @@
     }
   }
   document.addEventListener("theme:changed", () => requestAnimationFrame(draw));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => requestAnimationFrame(draw));
   document.addEventListener("live:patched", () => {
     if (document.querySelector("[data-figure]:empty")) draw();
   });

@@ -56,8 +56,9 @@
   /** A flat curve still needs a scale; a known floor is kept. */
   function spaced(lo, hi, floor) {
     if (lo === null || lo === undefined) return [0, 1];
-    const room = (hi - lo) * 0.06 || Math.abs(hi) * 0.1 || 1;
-    return [floor !== undefined && lo >= floor ? floor : lo - room, hi + room];
+    const bottom = floor !== undefined && lo >= floor ? floor : null;
+    const room = (hi - (bottom ?? lo)) * 0.06 || Math.abs(hi) * 0.1 || 1;
+    return [bottom ?? lo - room, hi + room];
   }
 
   function draw() {

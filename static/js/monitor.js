@@ -6,6 +6,8 @@
   const $$ = (selector, place = document) => [...place.querySelectorAll(selector)];
   const SAMPLE = Number($("main").dataset.sample) || 2;
   const KEPT_SECONDS = 3600;
+  const TROUBLE = ["host_lost", "lost", "quarantined", "removed"]; // as in monitor/words.py
+  const OLD = ["host_lost", "stale"];
   const GIB = 2 ** 30;
   const choice = { mode: "cards", minutes: "15" };
   const FIELDS = {
@@ -89,15 +91,15 @@
     for (const figure of $$("[data-chart]", card.element)) {
       const name = figure.dataset.chart, place = $(".plot", figure), output = $("output", figure);
       charts.make(place, {
-        ...SCALES[name](card), x: range, group: "monitor", label: (value) => String(Math.round(value)),
+        ...SCALES[name](card), x: range, group: "monitor", label: whole,
         lines: [{ token: token(card.index), dash: dashed(card.index) }],
         cursor: (at, u) => { output.textContent = at === null ? "" : spoken(u.data[1][at], name, u.data[0][at]); },
       });
     }
   }
 
-  const spoken = (value, name, time) =>
-    `${known(value) ? (name === "memory" ? value.toFixed(1) : whole(value)) : "–"} ${UNITS[name]} at ${clock(time)}`;
+  const measured = (value, name) => `${known(value) && name === "memory" ? value.toFixed(1) : whole(value)} ${UNITS[name]}`;
+  const spoken = (value, name, time) => `${measured(value, name)} at ${clock(time)}`;
   const clock = (time) => new Date(time * 1000).toLocaleTimeString([], { hour12: false });
 
   function drawCard(card) {
@@ -105,7 +107,9 @@
     if (!place || place.offsetParent === null) return;
     if (!place.chart) makeCard(card);
     for (const figure of $$("[data-chart]", card.element)) {
-      $(".plot", figure).chart.setData([shownTimes(), shown(card.uuid, figure.dataset.chart)]);
+      const values = shown(card.uuid, figure.dataset.chart);
+      figure.classList.toggle("unsaid", times.length > 2 && !values.some(known));
+      $(".plot", figure).chart.setData([shownTimes(), values]);
     }
   }
 
@@ -137,11 +141,12 @@
 
   function makeAggregated(cards) {
     const plot = (name) => $(`[data-chart="${name}"] .plot`, aggregated);
-    const common = { x: range, group: "monitor", label: (value) => String(Math.round(value)), cursor: follow };
+    const common = { x: range, group: "monitor", label: whole, cursor: follow };
+    const edge = cards.length > 12 ? 0 : 1; // of many thin layers one would see the edges only
     const layers = [...cards].reverse();
     charts.make(plot("memory"), {
       ...common, y: (lo, hi) => [0, known(all.memory_total_bytes) ? all.memory_total_bytes / GIB : rounded(hi, 1)], ticks: charts.ends,
-      lines: layers.map((card) => ({ token: token(card.index), dash: dashed(card.index), width: 1, fill: 0.4 })),
+      lines: layers.map((card) => ({ token: token(card.index), dash: dashed(card.index), width: edge, fill: 0.4 })),
       bands: layers.slice(1).map((_, n) => ({ series: [n + 1, n + 2] })),
     });
     charts.make(plot("utilization"), {
@@ -188,7 +193,7 @@
     const chip = Object.assign(document.createElement("span"), {
       className: `chip ${token(card.index)}${dashed(card.index) ? " dash" : ""}`, textContent: card.index,
     });
-    const say = (name) => `${known(shown(card.uuid, name)[at]) ? (name === "memory" ? shown(card.uuid, name)[at].toFixed(1) : whole(shown(card.uuid, name)[at])) : "–"} ${UNITS[name]}`;
+    const say = (name) => measured(shown(card.uuid, name)[at], name);
     const names = count > 12 ? ["memory"] : Object.keys(FIELDS);
     const item = document.createElement("span");
     item.append(chip, ` ${names.map(say).join(" · ")}`);
@@ -217,7 +222,7 @@
     remember(cards);
     for (const card of cards) {
       const row = $(`[data-card="${CSS.escape(card.uuid)}"]`);
-      if (row) showCard(row, card, Boolean(errors[card.uuid]) || row.classList.contains("trouble"));
+      if (row) showCard(row, card, Boolean(errors[card.uuid]));
     }
     totals();
     if (!document.hidden) draw();
@@ -230,6 +235,14 @@
     row.dataset.slowdown = card.temperature_slowdown_celsius ?? "";
     row.dataset.limit = card.power_limit_watts ?? "";
     $("meter", row).value = (!silent && card.memory_used_bytes) || 0;
+  }
+
+  /** What the rows say of a card, from its badge: trouble gets its frame, a lost card its dashes. */
+  function judge(row) {
+    const { health } = $(".state .badge", row).dataset;
+    row.classList.toggle("trouble", TROUBLE.includes(health));
+    if (OLD.includes(health)) row.classList.add("old"); // the next reading takes it away
+    if (health === "lost") showCard(row, { power_limit_watts: number(row.dataset.limit) }, true);
   }
 
   function draw() {
@@ -256,6 +269,7 @@
     const rows = $("[data-cards]", fresh);
     const here = cardRows().map((card) => card.uuid).join(" ");
     if (rows && rows.dataset.cards !== here) rebuild();
+    for (const { element } of cardRows()) judge(element);
   });
   document.addEventListener("theme:changed", () => requestAnimationFrame(draw));
   document.addEventListener("visibilitychange", () => document.hidden || draw());

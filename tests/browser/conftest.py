@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -13,6 +14,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 
 from playwright.sync_api import Browser, BrowserContext, Page, expect  # noqa: E402
 
+from tests.browser.camera import shoot  # noqa: E402, F401  (a fixture of every file here)
 from tests.system import ROOT, System  # noqa: E402
 
 expect.set_options(timeout=20_000)  # a loaded machine is slow, not wrong
@@ -24,6 +26,7 @@ FLAGS = [
     "--no-first-run",
     "--disable-background-networking",
 ]
+Prepare = Callable[[Page], None]
 #: What browsers themselves write when a server goes away, and when a form is refused.
 EXPECTED = ("WebSocket connection to", "net::ERR_", "status of 400")
 
@@ -72,11 +75,9 @@ def until(page: Page, script: str, seconds: float = 15) -> None:
         page.wait_for_timeout(100)
 
 
-@pytest.fixture
-def open_page(
-    browser: Browser, system: System, signed_in: dict[str, object]
-) -> Iterator[Callable[..., Page]]:
-    """`open_page("/jobs/", width=390, theme="dark")`; at the end of the test the console must be clean."""
+@contextmanager
+def visit(browser: Browser, system: System, signed_in: dict[str, object]) -> Iterator[Callable[..., Page]]:
+    """`open_page("/jobs/", width=390, theme="dark")`; at the end of the visit the console must be clean."""
     contexts: list[BrowserContext] = []
     complaints: list[str] = []
 
@@ -84,7 +85,13 @@ def open_page(
         if not any(word in text for word in EXPECTED):
             complaints.append(text)
 
-    def open_at(path: str, width: int = 1400, height: int = 900, theme: str = "light") -> Page:
+    def open_at(
+        path: str,
+        width: int = 1400,
+        height: int = 900,
+        theme: str = "light",
+        prepare: Prepare = lambda page: None,
+    ) -> Page:
         size = {"width": width, "height": height}
         context = browser.new_context(storage_state=signed_in, viewport=size, color_scheme=theme)
         contexts.append(context)
@@ -92,6 +99,7 @@ def open_page(
         page.set_default_timeout(15_000)
         page.on("pageerror", lambda error: complain(str(error)))
         page.on("console", lambda message: complain(message.text) if message.type == "error" else None)
+        prepare(page)
         page.goto(system.url + path)
         return page
 
@@ -99,3 +107,11 @@ def open_page(
     for context in contexts:
         context.close()
     assert not complaints
+
+
+@pytest.fixture
+def open_page(
+    browser: Browser, system: System, signed_in: dict[str, object]
+) -> Iterator[Callable[..., Page]]:
+    with visit(browser, system, signed_in) as open_at:
+        yield open_at

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from playwright.sync_api import Page, expect
 from safetensors.numpy import save_file
 
+from tests.browser.camera import Shoot
 from tests.system import System
 
 OpenPage = Callable[..., Page]
@@ -46,12 +46,6 @@ def artifact_of(page: Page) -> str:
     return re.search(r"/artifacts/([0-9a-f-]+)/", page.url)[1]
 
 
-def picture(page: Page, name: str) -> None:
-    """Kept where PICTURES says, for somebody to look at."""
-    if folder := os.environ.get("PICTURES"):
-        page.screenshot(path=f"{folder}/{name}.png", full_page=True)
-
-
 def test_an_sae_is_uploaded_shared_renamed_and_deleted(
     open_page: OpenPage, system: System, sae_files: list[Path]
 ) -> None:
@@ -79,7 +73,7 @@ def test_an_sae_is_uploaded_shared_renamed_and_deleted(
     assert system.call("GET", f"artifacts/{made}/")[0] == 404
 
 
-def test_a_refused_upload_says_why_at_the_field(open_page: OpenPage, tmp_path: Path) -> None:
+def test_a_refused_upload_says_why_at_the_field(open_page: OpenPage, tmp_path: Path, shoot: Shoot) -> None:
     bad, good = tmp_path / "bad.txt", tmp_path / "good.txt"
     bad.write_bytes("café".encode("latin-1"))
     good.write_text("First.\n\nSecond.\n")
@@ -88,7 +82,7 @@ def test_a_refused_upload_says_why_at_the_field(open_page: OpenPage, tmp_path: P
     field = page.locator(".field", has=page.locator("#u-file"))
     expect(field).to_contain_text("The file is not UTF-8 text.")
     expect(page.locator("#u-name")).to_have_value("words")
-    picture(page, "upload-refused")
+    shoot(page, "upload-refused")
     send(page, "corpus", "words", [good])
     expect(page.get_by_role("heading", name="words", exact=True)).to_be_visible()
     expect(page.locator(".kv").first).to_contain_text("documents")
@@ -117,24 +111,19 @@ def test_the_list_is_searched_as_one_types(open_page: OpenPage, system: System) 
     expect(page.get_by_role("heading", name="rehearsal 7", exact=True)).to_be_visible()
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 390, 768, 1400])
-def test_nothing_overflows(
-    width: int, theme: str, open_page: OpenPage, system: System, sae_files: list[Path]
+def test_a_long_name_fits_everywhere(
+    open_page: OpenPage, system: System, sae_files: list[Path], shoot: Shoot
 ) -> None:
-    name = f"an-sae-with-a-name-that-is-much-longer-than-most-{width}-{theme}"
-    page = open_page("/artifacts/", width=width, theme=theme)
+    name = "an-sae-with-a-name-that-is-much-longer-than-most-of-the-names-that-people-give"
+    page = open_page("/artifacts/")
     page.get_by_text("Upload a corpus or an SAE…").click()
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    picture(page, f"upload-{theme}-{width}")
+    shoot(page, "upload")
     send(page, "sae", name, sae_files)
     expect(page.get_by_role("heading", name=name)).to_be_visible()
     page.get_by_text("How it was made").click()
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    picture(page, f"artifact-{theme}-{width}")
+    shoot(page, "artifact-long")
     page.get_by_role("button", name="Delete…").click()
-    picture(page, f"delete-{theme}-{width}")
+    shoot(page, "artifact-delete", whole=False)
     page.goto(f"{system.url}/artifacts/")
     expect(page.get_by_role("link", name=name)).to_be_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    picture(page, f"artifacts-{theme}-{width}")
+    shoot(page, "artifacts-long")

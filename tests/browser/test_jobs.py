@@ -69,7 +69,7 @@ def test_a_failed_job_is_retried_on_another_card(open_page: OpenPage, system: Sy
     system.wait(job["id"], "failed")
     page = open_page(f"/jobs/{job['id']}/")
     expect(page.locator(".sentence")).to_contain_text("told to fail at step 2")
-    page.locator("[data-part=head]").get_by_role("button", name="Retry…").click()
+    page.locator("[data-part=said]").get_by_role("button", name="Retry…").click()
     card = system.cards()[2]
     page.get_by_role("dialog").get_by_label("On").select_option(card["uuid"])
     page.get_by_role("button", name="Queue the retry").click()

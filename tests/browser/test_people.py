@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.browser.camera import Shoot, fits
 from tests.system import System
 
 OpenPage = Callable[..., Page]
-LOOKS = [(1400, "light"), (1400, "dark"), (390, "light"), (390, "dark")]
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +37,6 @@ def refused(system: System) -> str:
     return job["id"]
 
 
-def fits(page: Page, name: str) -> None:
-    """Nothing is wider than the window; the picture is kept where PICTURES says, for somebody to look at."""
-    width = page.viewport_size["width"]
-    if folder := os.environ.get("PICTURES"):
-        theme = page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light'")
-        page.screenshot(path=f"{folder}/{name}-{theme}-{width}.png", full_page=True)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
 def test_a_waiting_job_is_held_and_released(open_page: OpenPage, system: System, waiter: str) -> None:
     page = open_page(f"/jobs/{waiter}/")
     row = page.locator(".verdicts tr", has_text="asked for")
@@ -59,68 +49,60 @@ def test_a_waiting_job_is_held_and_released(open_page: OpenPage, system: System,
     expect(page.locator("[data-lead]")).to_contain_text("after holds card one")
 
 
-@pytest.mark.parametrize(("width", "theme"), LOOKS)
-def test_a_waiting_job_says_what_every_card_says(
-    width: int, theme: str, open_page: OpenPage, waiter: str
-) -> None:
-    page = open_page(f"/jobs/{waiter}/", width=width, theme=theme)
+def test_a_waiting_job_says_what_every_card_says(open_page: OpenPage, waiter: str, shoot: Shoot) -> None:
+    page = open_page(f"/jobs/{waiter}/")
     expect(page.locator(".verdicts tbody tr")).to_have_count(3)
     expect(page.locator(".verdicts tbody tr").last).to_contain_text("now")
-    fits(page, "why-queued")
+    shoot(page, "why-queued")
 
 
-def test_a_held_job_says_where_it_would_start(open_page: OpenPage, system: System) -> None:
+def test_a_held_job_says_where_it_would_start(open_page: OpenPage, system: System, shoot: Shoot) -> None:
     job = system.submit("rehearsal", name="large and held", estimate_mib=30 * 1024, hold=True)
     page = open_page(f"/jobs/{job['id']}/")
     expect(page.locator(".verdicts tbody tr").first).to_contain_text("needs 30.2 GiB, this card can give")
     expect(page.locator(".verdicts tbody tr").last).not_to_contain_text("never")
-    fits(page, "why-held")
+    shoot(page, "why-held")
     system.call("POST", f"jobs/{job['id']}/cancel/")
 
 
-@pytest.mark.parametrize(("width", "theme"), LOOKS)
-def test_a_refused_job_says_why(width: int, theme: str, open_page: OpenPage, refused: str) -> None:
-    page = open_page(f"/jobs/{refused}/", width=width, theme=theme)
+def test_a_refused_job_says_why(open_page: OpenPage, refused: str, shoot: Shoot) -> None:
+    page = open_page(f"/jobs/{refused}/")
     expect(page.locator(".sentence")).to_contain_text("Card 0 is disabled")
     expect(page.locator("[data-part=said]")).to_contain_text("Retry on another card")
     expect(page.locator("[data-part=why]")).to_contain_text("Where a retry would fit now")
-    fits(page, "why-refused")
+    shoot(page, "why-refused")
 
 
-@pytest.mark.parametrize(("width", "theme"), LOOKS)
-def test_a_token_is_made_seen_once_and_revoked(
-    width: int, theme: str, open_page: OpenPage, system: System
-) -> None:
-    page, name = open_page("/", width=width, theme=theme), f"notebook {width} {theme}"
+def test_a_token_is_made_seen_once_and_revoked(open_page: OpenPage, system: System, shoot: Shoot) -> None:
+    page, name = open_page("/"), "notebook"
     page.get_by_role("link", name="Tokens").click()
     page.get_by_label("Name").fill(name)
     page.get_by_label("submit").check()
     page.get_by_role("button", name="Make the token").click()
     expect(page.get_by_role("status")).to_contain_text("shown this once")
     value = page.locator("#value").inner_text()
-    fits(page, "tokens")
+    shoot(page, "tokens")
     page.goto(f"{system.url}/tokens/")
     assert value not in page.content()
     page.get_by_role("button", name=f"Revoke {name}…").click()
     expect(page.get_by_role("dialog")).to_contain_text("Programs that use it are refused at once")
-    fits(page, "token-revoke")
+    shoot(page, "token-revoke")
     page.get_by_role("button", name="Revoke it").click()
     expect(page.get_by_role("status")).to_contain_text(f"{name} is revoked")
     expect(page.locator("tr", has_text=name)).to_have_count(0)
 
 
-@pytest.mark.parametrize(("width", "theme"), LOOKS)
-def test_health_is_told_in_words(width: int, theme: str, open_page: OpenPage) -> None:
-    page = open_page("/", width=width, theme=theme)
+def test_health_is_told_in_words(open_page: OpenPage, shoot: Shoot) -> None:
+    page = open_page("/")
     page.get_by_role("link", name="Health").click()
     expect(page).to_have_url(re.compile("/health/$"))
     expect(page.locator("[data-part=head]")).to_contain_text("all parts answer")
     expect(page.locator("[data-part=hosts]")).to_contain_text("testhost")
-    fits(page, "health")
+    shoot(page, "health")
 
 
 @pytest.mark.parametrize("width", [901, 1280, 1281])
 def test_the_top_bar_holds_all_its_links(width: int, open_page: OpenPage) -> None:
     page = open_page("/health/", width=width)
     expect(page.locator(".live")).to_have_attribute("data-state", "live")
-    fits(page, "top")
+    fits(page)

@@ -14,7 +14,7 @@ from jobs import dispatch, work
 from jobs.context import WorkContext
 from jobs.exceptions import JobRejected
 from jobs.interp.errors import NonFinite, Stopped, Unusable
-from jobs.models import Job, Status
+from jobs.models import Job, JobMetric, Status
 from tests.jobs.test_states import attempt_of, make_job
 
 
@@ -86,6 +86,18 @@ def test_it_stops_as_it_was_asked_to(granted: Job) -> None:
     assert ended(granted) == Status.PAUSED
     Job.objects.filter(pk=granted.pk).update(cancel_requested_at=granted.queued_at)
     assert ended(granted) == Status.CANCELLED
+
+
+def test_what_it_knew_when_it_failed_is_kept(granted: Job) -> None:
+    """Within the five seconds after which progress is stored by itself."""
+    context = WorkContext(granted, attempt_of(granted), "cpu", False)
+    for step in range(3):
+        context.report(step + 1, 10, "steps")
+        context.metric(step, loss=1.0)
+    work.last_words(context)
+    granted.refresh_from_db()
+    assert granted.progress["done"] == 3
+    assert JobMetric.objects.filter(job=granted).count() == 3
 
 
 def test_it_keeps_no_path_and_no_secret_in_the_provenance(granted: Job, settings: Any) -> None:

@@ -15,7 +15,7 @@ from jobs import paths
 from jobs.models import Job, Status
 from monitor import figures
 
-HISTOGRAM = {"edges": [-10.0, -5.0, 0.0], "counts": [3, 4]}
+HISTOGRAM = {"edges": [-10.0, -7.5, -5.0, -2.5, 0.0], "counts": [3, 0, 4, 5]}
 
 
 @pytest.fixture
@@ -32,7 +32,9 @@ def trained(alice: User) -> Job:
 def test_a_histogram_is_a_figure_that_plotly_accepts(trained: Job) -> None:
     [figure] = figures.result_figures(trained)
     go.Figure(figure["figure"])
-    assert figure["figure"]["data"][0]["x"] == [-7.5, -2.5]
+    assert figure["figure"]["data"][0]["x"] == [-3.75, -1.25]
+    assert figure["figure"]["data"][0]["y"] == [4, 5]
+    assert "3 latents never fire" in figure["figure"]["layout"]["xaxis"]["title"]["text"]
     assert {trace["type"] for trace in figure["figure"]["data"]} == {"bar"}  # no WebGL: our policy forbids it
 
 

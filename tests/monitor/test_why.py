@@ -52,7 +52,7 @@ def test_every_card_says_what_it_says_to_this_job(alice: User, three_cards: list
     free, taken, full = rows(html)
     assert re.search(r"0 Card 24 GiB +now it has room +10\.0 24\.0 0\.0 0\.5", free)
     assert re.search(r"1 Card 24 GiB +asked for +later after holder, about 2 min", taken)
-    assert re.search(r"never needs 10\.0 GiB; card 2: 20\.0 of 24\.0 GiB .*python \(pid 4000001", full)
+    assert re.search(r"never needs 10\.0 GiB; 20\.0 of 24\.0 GiB .*python \(pid 4000001", full)
     assert re.search(r"10\.0 4\.0 20\.0 0\.5$", full)
     assert "never moved to another one by itself" in html
 
