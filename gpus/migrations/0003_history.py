@@ -7,7 +7,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('gpus', '0001_initial'),
+        ('gpus', '0002_pulses_tell'),
     ]
 
     operations = [
