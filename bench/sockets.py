@@ -87,12 +87,13 @@ def connect(system: System, token: str, **options: int) -> websockets.connect:
 async def listen(system: System, token: str, began: asyncio.Event, done: asyncio.Event) -> Heard:
     heard = Heard()
     async with connect(system, token) as socket:
-        await began.wait()
         while not done.is_set():
             try:
-                heard.take(await asyncio.wait_for(socket.recv(), 1))
+                line = await asyncio.wait_for(socket.recv(), 1)
             except TimeoutError:
                 continue
+            if began.is_set():
+                heard.take(line)
     return heard
 
 
