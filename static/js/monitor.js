@@ -79,6 +79,7 @@
   const dashed = (index) => index >= 6;
 
   /* Charts of one card ---------------------------------------------------------------------------------- */
+  const tick = (value) => (value >= 10000 ? `${Math.round(value / 1000)}k` : whole(value));
   const rounded = (hi, least) => Math.max(least, hi === null ? 0 : hi * 1.05);
   const SCALES = {
     utilization: () => ({ y: () => [0, 100], ticks: charts.halves }),
@@ -91,7 +92,7 @@
     for (const figure of $$("[data-chart]", card.element)) {
       const name = figure.dataset.chart, place = $(".plot", figure), output = $("output", figure);
       charts.make(place, {
-        ...SCALES[name](card), x: range, group: "monitor", label: whole,
+        ...SCALES[name](card), x: range, group: "monitor", label: tick,
         lines: [{ token: token(card.index), dash: dashed(card.index) }],
         cursor: (at, u) => { output.textContent = at === null ? "" : spoken(u.data[1][at], name, u.data[0][at]); },
       });
@@ -141,7 +142,7 @@
 
   function makeAggregated(cards) {
     const plot = (name) => $(`[data-chart="${name}"] .plot`, aggregated);
-    const common = { x: range, group: "monitor", label: whole, cursor: follow };
+    const common = { x: range, group: "monitor", label: tick, cursor: follow };
     const edge = cards.length > 12 ? 0 : 1; // of many thin layers one would see the edges only
     const layers = [...cards].reverse();
     charts.make(plot("memory"), {
@@ -222,7 +223,7 @@
     remember(cards);
     for (const card of cards) {
       const row = $(`[data-card="${CSS.escape(card.uuid)}"]`);
-      if (row) showCard(row, card, Boolean(errors[card.uuid]));
+      if (row) showCard(row, card, healthOf(row) === "lost" || Boolean(errors[card.uuid] && card.stale));
     }
     totals();
     if (!document.hidden) draw();
@@ -237,9 +238,11 @@
     $("meter", row).value = (!silent && card.memory_used_bytes) || 0;
   }
 
+  const healthOf = (row) => $(".state .badge", row).dataset.health;
+
   /** What the rows say of a card, from its badge: trouble gets its frame, a lost card its dashes. */
   function judge(row) {
-    const { health } = $(".state .badge", row).dataset;
+    const health = healthOf(row);
     row.classList.toggle("trouble", TROUBLE.includes(health));
     if (OLD.includes(health)) row.classList.add("old"); // the next reading takes it away
     if (health === "lost") showCard(row, { power_limit_watts: number(row.dataset.limit) }, true);
