@@ -25,6 +25,7 @@ from typing import Any
 ROUNDS = 200
 LOAD_SECONDS = 60.0
 HOUR_MS = 3_600_000
+QUIET = {"MISTUDIO_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}
 
 
 def main() -> None:
@@ -34,11 +35,7 @@ def main() -> None:
     days = sys.argv[1] if len(sys.argv) > 1 else "30"
     for cards in ("1", "8"):
         with tempfile.TemporaryDirectory() as home:
-            env = os.environ | {
-                "MISTUDIO_HOME": home,
-                "MISTUDIO_GPU_BACKEND": "simulated",
-                "MISTUDIO_LOG_LEVEL": "ERROR",
-            }
+            env = os.environ | QUIET | {"MISTUDIO_HOME": home, "MISTUDIO_GPU_BACKEND": "simulated"}
             subprocess.run([sys.executable, "-m", "bench.history", cards, days], check=True, env=env)
 
 
