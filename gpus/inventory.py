@@ -16,8 +16,12 @@ from django.utils import timezone
 
 from gpus.models import Gpu, GpuEvent, Host
 from gpus.publish import publish
+from gpus.readings import is_split
 from gpus.sampling import Card
 from gpus.shapes import iso
+
+#: What only a card that was read can say.
+READ = ("reading", "sampled_at", "last_seen_at", "processes", "processes_at")
 
 
 @dataclass
@@ -39,7 +43,7 @@ def record(sight: Sight) -> list[GpuEvent]:
     with transaction.atomic():
         host = _write_host(sight)
         rows = {gpu.uuid: gpu for gpu in host.gpus.all()}
-        visible = visible_uuids(sight.cards)
+        visible = visible_uuids(sight.cards, sight.complete)
         events = [
             event for card in sight.cards for event in _write_card(host, card, rows, card.uuid in visible)
         ]
@@ -82,6 +86,10 @@ def _write_card(host: Host, card: Card, rows: dict[str, Gpu], selectable: bool) 
     if row is None:
         Gpu.objects.create(uuid=card.uuid, **values)
     else:
+        if (
+            card.sampled_at is None
+        ):  # not read since the agent began: its last readings stand, under their age
+            values = {name: value for name, value in values.items() if name not in READ}
         Gpu.objects.filter(pk=card.uuid).update(**_worth_writing(row, values))
     return [
         GpuEvent(host=host, uuid=card.uuid, event=what, detail=detail) for what, detail in _changes(row, card)
@@ -118,27 +126,39 @@ def _remove(host: Host, gpu: Gpu) -> GpuEvent:
     return GpuEvent(host=host, uuid=gpu.uuid, event="removed", detail=gpu.name)
 
 
+def unseen(sight: Sight) -> list[dict[str, Any]]:
+    """What is known of the cards of this host that should be in sight and are not."""
+    seen = [card.uuid for card in sight.cards]
+    rows = Gpu.objects.filter(host__name=sight.host, removed_at=None, simulated=sight.backend == "simulated")
+    return [row.info | {"index": row.index} for row in rows.exclude(uuid__in=seen)]
+
+
 def _publish(events: list[GpuEvent]) -> None:
     for event in events:
         data = {"uuid": event.uuid, "host": event.host.name, "detail": event.detail, "at": iso(event.at)}
         publish("system/gpus", f"gpu:{event.event}", data)
 
 
-def visible_uuids(cards: list[Card]) -> set[str]:
+def visible_uuids(cards: list[Card], complete: bool = True) -> set[str]:
     """The cards that `MISTUDIO_VISIBLE_GPUS` lets jobs use: indexes, or UUIDs that may be shortened.
 
-    As CUDA reads `CUDA_VISIBLE_DEVICES`: what follows an entry that names no card is ignored.
+    As CUDA reads `CUDA_VISIBLE_DEVICES`: what follows an entry that names no card is ignored; unless cards are
+    missing from the list, as the entry may name one of those. A card that is split stands for its instances,
+    and is itself none that a job could use.
     """
     words = settings.MISTUDIO_VISIBLE_GPUS
+    split = {card.uuid for card in cards if is_split(card.info)}
     if words is None:
-        return {card.uuid for card in cards}
+        return {card.uuid for card in cards} - split
     visible: set[str] = set()
     for word in words:
         named = [card.uuid for card in cards if _names(word, card)]
-        if len(named) != 1:
+        if len(named) == 1:
+            visible.update(named)
+        elif named or complete:
             break
-        visible.update(named)
-    return visible
+    visible |= {card.uuid for card in cards if card.info.get("mig_parent") in visible}
+    return visible - split
 
 
 def _names(word: str, card: Card) -> bool:
