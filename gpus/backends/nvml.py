@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pynvml as nvml
 
 from gpus import procfs
-from gpus.backends.base import BackendUnavailable, CardLost
+from gpus.backends.base import BackendUnavailable, CardLost, CardSilent
 from gpus.readings import CardInfo, CardReading, GpuProcess, is_instance
 
 T = TypeVar("T")
@@ -323,15 +323,13 @@ def instance_reading(part: Card) -> CardReading:
     return replace(untold, missing=part.missing | dict.fromkeys(rest, OF_THE_WHOLE))
 
 
-class SaysNothing(Exception):
-    """This card answers, and tells none of its values."""
-
-
 def said(sample: CardReading) -> CardReading:
     """The reading, if there is anything in it: a card that tells nothing is not read."""
     values = sample.as_dict()
     if not any(value not in (None, []) for name, value in values.items() if name != "missing"):
-        raise SaysNothing(f"memory: {sample.missing['memory_used_bytes']}")
+        raise CardSilent(
+            f"The card tells none of its values (memory: {sample.missing['memory_used_bytes']})."
+        )
     return sample
 
 
@@ -387,12 +385,8 @@ def listed(handle: Handle) -> list[GpuProcess]:
                 continue
             found.setdefault(entry.pid, process(entry.pid, kind, entry.usedGpuMemory))
     if "compute" in card.missing:
-        raise ProcessesUnlisted(card.missing["compute"])
+        raise CardSilent(card.missing["compute"])
     return list(found.values())
-
-
-class ProcessesUnlisted(Exception):
-    """This card does not say who uses it."""
 
 
 def process(pid: int, kind: str, used: int | None) -> GpuProcess:
