@@ -86,7 +86,7 @@ class KnownCards:
             invalid(value, "the list names a card twice")
         self._check_together(value, cards, max_gpus)
         for gpu in cards:
-            check_available(gpu)
+            check_available(gpu, self.listed())
         return cards
 
     def _check_together(self, value: Any, cards: list[Gpu], max_gpus: int) -> None:
@@ -163,7 +163,7 @@ def too_many(raw: Any, max_gpus: int, why: str = "") -> NoReturn:
 # Cards that cannot take a job ---------------------------------------------------------------------------
 
 
-def check_available(gpu: Gpu) -> None:
+def check_available(gpu: Gpu, known: list[dict[str, Any]]) -> None:
     """400 for a card that no job may name now. A stale card or a silent host is no reason: the job waits."""
     if not gpu.simulated and gpu.host.backend_error:
         driver_unavailable(gpu.host.backend_error)
@@ -188,6 +188,7 @@ def check_available(gpu: Gpu) -> None:
                 f"Card {gpu.index} ({gpu.uuid}) {sentence}.",
                 gpu=gpu.uuid,
                 reason=reason,
+                available=known,
             )
 
 
