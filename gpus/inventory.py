@@ -86,10 +86,6 @@ def _write_card(host: Host, card: Card, rows: dict[str, Gpu], selectable: bool) 
     if row is None:
         Gpu.objects.create(uuid=card.uuid, **values)
     else:
-        if (
-            card.sampled_at is None
-        ):  # not read since the agent began: its last readings stand, under their age
-            values = {name: value for name, value in values.items() if name not in READ}
         Gpu.objects.filter(pk=card.uuid).update(**_worth_writing(row, values))
     return [
         GpuEvent(host=host, uuid=card.uuid, event=what, detail=detail) for what, detail in _changes(row, card)
@@ -97,10 +93,10 @@ def _write_card(host: Host, card: Card, rows: dict[str, Gpu], selectable: bool) 
 
 
 def _worth_writing(row: Gpu, values: dict[str, Any]) -> dict[str, Any]:
-    """Most of a card stays the same from tick to tick."""
-    return {name: value for name, value in values.items() if getattr(row, name) != value} or {
-        "index": values["index"]
-    }
+    """Most of a card stays the same from tick to tick. Before an agent has read it, its last readings stand."""
+    kept = READ if values["sampled_at"] is None else ()
+    new = {name: value for name, value in values.items() if name not in kept and getattr(row, name) != value}
+    return new or {"index": values["index"]}
 
 
 def _changes(row: Gpu | None, card: Card) -> list[tuple[str, str]]:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpus import backends, procfs, readers
+from gpus import backends, procfs, readers, shapes
+from gpus.agent import metrics_of
 from gpus.backends.base import BackendUnavailable
 from gpus.readings import CardReading
 from gpus.sampling import Sampler
@@ -134,15 +135,21 @@ async def test_an_old_driver_has_the_first_version_of_memory(
     assert reading["missing"] == {"memory_reserved_bytes": "Not Supported"}
 
 
-async def test_a_value_out_of_range_is_none_with_the_reason(
+async def test_it_takes_no_value_out_of_range_and_clamps_none_g34(
     make_driver: MakeDriver, sampler: Sampler
 ) -> None:
-    make_driver(StandInCard(utilization=(4294967295, 137), temperature=(255, 93)))
+    """Utilization says 4294967295 and 137 in turn: null with the reason, and a gap in the chart."""
+    driver = make_driver(StandInCard(utilization=(4294967295, 137), temperature=(255, 93)))
     await see(sampler)
     reading = only(sampler).reading
     assert reading["utilization_gpu_percent"] is reading["utilization_memory_percent"] is None
     assert reading["temperature_celsius"] is None
-    assert "out of range" in reading["missing"]["utilization_memory_percent"]
+    assert "137, which is out of range" in reading["missing"]["utilization_memory_percent"]
+    driver.cards[0].utilization = (137, 12)
+    driver.write()
+    await see(sampler)
+    assert only(sampler).reading["utilization_gpu_percent"] is None
+    assert only(sampler).reading["utilization_memory_percent"] == 12
 
 
 async def test_it_lists_processes_of_every_kind_once(make_driver: MakeDriver, sampler: Sampler) -> None:
@@ -162,6 +169,21 @@ async def test_it_lists_processes_of_every_kind_once(make_driver: MakeDriver, sa
     }
     assert listed[1]["name"]
     assert listed[4000001]["name"] is listed[4000001]["user"] is None
+
+
+async def test_it_says_null_where_windows_says_nothing_g31(make_driver: MakeDriver, sampler: Sampler) -> None:
+    """WSL2: utilization is not supported, the memory of every process is the raw 2^64-1; sums skip what is null."""
+    silent = [("compute", 4000001, -1), ("compute", 4000002, -1)]
+    driver = make_driver(
+        StandInCard(processes=silent, faults={"utilization": NOT_SUPPORTED}),
+        StandInCard(bus="00000000:41:00.0", utilization=(40, 0)),
+    )
+    await see(sampler)
+    card = sampler.cards[driver.cards[0].uuid]
+    assert [process["memory_used_bytes"] for process in card.processes] == [None, None]
+    both = shapes.aggregate([metrics_of(card) for card in sampler.cards.values()])
+    assert both["utilization_gpu_percent"] == 40
+    assert both["memory_used_bytes"] == 4 * MIB
 
 
 async def test_it_finds_the_processes_that_do_not_fit_the_first_answer(
