@@ -325,8 +325,8 @@ def instance_reading(part: Card) -> CardReading:
 
 def said(sample: CardReading) -> CardReading:
     """The reading, if there is anything in it: a card that tells nothing is not read."""
-    values = sample.as_dict()
-    if not any(value not in (None, []) for name, value in values.items() if name != "missing"):
+    values = vars(sample).items()
+    if all(value in (None, []) for name, value in values if name != "missing"):
         raise CardSilent(
             f"The card tells none of its values (memory: {sample.missing['memory_used_bytes']})."
         )

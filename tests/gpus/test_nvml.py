@@ -18,6 +18,7 @@ from gpus.sampling import Sampler
 from tests.stubs.driver import (
     ATS,
     DRIVER_NOT_LOADED,
+    FUNCTION_NOT_FOUND,
     IS_LOST,
     NO_PERMISSION,
     NOT_SUPPORTED,
@@ -133,6 +134,13 @@ async def test_an_old_driver_has_the_first_version_of_memory(
     assert reading["memory_used_bytes"] == 1300 * MIB  # the driver's share is inside
     assert reading["memory_free_bytes"] == (24576 - 1300) * MIB
     assert reading["missing"] == {"memory_reserved_bytes": "Not Supported"}
+
+
+async def test_an_old_driver_has_the_older_call_for_heat(make_driver: MakeDriver, sampler: Sampler) -> None:
+    make_driver(StandInCard(faults={"temperature_v": FUNCTION_NOT_FOUND}))
+    await see(sampler)
+    assert only(sampler).reading["temperature_celsius"] == 40
+    assert only(sampler).reading["missing"] == {}
 
 
 async def test_it_takes_no_value_out_of_range_and_clamps_none_g34(

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("nvml.c")
-NOT_SUPPORTED, NO_PERMISSION, DRIVER_NOT_LOADED, IS_LOST, VERSION_MISMATCH, UNKNOWN = 3, 4, 9, 15, 18, 999
+NOT_SUPPORTED, NO_PERMISSION, DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND = 3, 4, 9, 13
+IS_LOST, VERSION_MISMATCH, UNKNOWN = 15, 18, 999
 ATS = 2  # an addressing mode: the card uses the host's page tables
 
 

@@ -40,6 +40,7 @@ typedef struct { u64 total, free, used; } memory_t;
 typedef struct { unsigned version; u64 total, reserved, free, used; } memory_v2_t;
 typedef struct { unsigned pid; u64 used; unsigned gpu_instance, compute_instance; } process_t;
 typedef struct { unsigned version, value; } addressing_t;
+typedef struct { unsigned version; int sensor, now; } temperature_t;
 typedef struct { char value[24]; int code, seconds; } fault_t;
 typedef struct {
   char uuid[96], bus[32], name[96];
@@ -267,6 +268,12 @@ int nvmlDeviceGetMemoryInfo_v2(struct handle *handle, memory_v2_t *memory) {
 
 int nvmlDeviceGetUtilizationRates(struct handle *handle, unsigned rates[2]) { ASK("utilization"); memcpy(rates, card->load, sizeof card->load); return SUCCESS; }
 int nvmlDeviceGetTemperature(struct handle *handle, int sensor, unsigned *now) { (void)sensor; ASK("temperature"); *now = card->heat[0]; return SUCCESS; }
+int nvmlDeviceGetTemperatureV(struct handle *handle, temperature_t *sample) {
+  ASK("temperature");
+  if (faulty(card, "temperature_v")) return faulty(card, "temperature_v");
+  sample->now = card->heat[0];
+  return sample->version != 0x100000c ? VERSION : SUCCESS;
+}
 int nvmlDeviceGetTemperatureThreshold(struct handle *handle, int which, unsigned *limit) { (void)which; ASK("slowdown"); *limit = card->heat[1]; return SUCCESS; }
 int nvmlDeviceGetPowerUsage(struct handle *handle, unsigned *now) { ASK("power"); *now = card->power[0]; return SUCCESS; }
 int nvmlDeviceGetEnforcedPowerLimit(struct handle *handle, unsigned *limit) { ASK("limit"); *limit = card->power[1]; return SUCCESS; }
