@@ -15,7 +15,7 @@ from django.conf import settings
 from gpus import owners
 from gpus.backends import driver_present
 from gpus.models import Gpu
-from gpus.readings import is_instance, is_split
+from gpus.readings import is_instance, is_split, names_of
 from gpus.rest import ApiError
 from gpus.shapes import finite
 
@@ -71,7 +71,7 @@ class KnownCards:
 
     @cached_property
     def by_uuid(self) -> dict[str, Gpu]:
-        return {gpu.uuid.casefold(): gpu for gpu in self.all}
+        return {name.casefold(): gpu for gpu in self.all for name in names_of(gpu.uuid, gpu.info)}
 
     def most_on_one_host(self) -> int:
         return max(Counter(gpu.host.name for gpu in self.present if gpu.selectable).values(), default=0)

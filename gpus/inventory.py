@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from gpus.models import Gpu, GpuEvent, Host
 from gpus.publish import publish
-from gpus.readings import is_split
+from gpus.readings import is_split, names_of
 from gpus.sampling import Card
 from gpus.shapes import iso
 
@@ -158,4 +158,7 @@ def visible_uuids(cards: list[Card], complete: bool = True) -> set[str]:
 
 
 def _names(word: str, card: Card) -> bool:
-    return word == str(card.index) or (len(word) > 4 and card.uuid.casefold().startswith(word.casefold()))
+    names = [name.casefold() for name in names_of(card.uuid, card.info)]
+    return word == str(card.index) or (
+        len(word) > 4 and any(name.startswith(word.casefold()) for name in names)
+    )

@@ -218,8 +218,18 @@ def card_info(card: Card, uuid: str, index: int, versions: tuple[str | None, str
 def instance_info(part: Card, uuid: str, card: CardInfo) -> CardInfo:
     """A MIG instance: its own name and memory, everything else as its card."""
     name, memory = part.ask("name", nvml.nvmlDeviceGetName), memory_of(part)
-    total = memory.total if memory else None
-    return replace(card, uuid=uuid, name=name or card.name, memory_total_bytes=total, mig_parent=card.uuid)
+    place = [
+        part.ask("", nvml.nvmlDeviceGetGpuInstanceId),
+        part.ask("", nvml.nvmlDeviceGetComputeInstanceId),
+    ]
+    return replace(
+        card,
+        uuid=uuid,
+        name=name or card.name,
+        memory_total_bytes=memory.total if memory else None,
+        mig_parent=card.uuid,
+        mig_place=None if None in place else "{}/{}".format(*place),
+    )
 
 
 def as_text(value: bytes | str) -> str:

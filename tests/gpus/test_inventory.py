@@ -186,7 +186,7 @@ def test_jobs_may_use_the_cards_that_the_setting_lets_them(
 
 def part(uuid: str, index: int, parent: str) -> Card:
     instance = card(uuid, index)
-    instance.info |= {"mig_mode": True, "mig_parent": parent}
+    instance.info |= {"mig_mode": True, "mig_parent": parent, "mig_place": f"{index}/0"}
     return instance
 
 
@@ -198,6 +198,7 @@ def part(uuid: str, index: int, parent: str) -> Card:
         (["mig-C1", "1"], ["GPU-bb22", "MIG-c1"]),
         (["0"], ["MIG-c1", "MIG-c2"]),  # a card that is split stands for its instances
         (["GPU-aa11"], ["MIG-c1", "MIG-c2"]),
+        (["MIG-GPU-aa11/3/0"], ["MIG-c2"]),  # as drivers before 470 named it
         (["MIG-"], []),
     ],
 )

@@ -95,7 +95,7 @@ async def test_every_value_of_a_healthy_card(make_driver: MakeDriver, sampler: S
     assert card.info == {
         "uuid": driver.cards[0].uuid, "index": 0, "name": "NVIDIA GeForce RTX 3090",
         "pci_bus_id": "00000000:01:00.0", "memory_total_bytes": 24576 * MIB, "driver_version": "580.65.06",
-        "cuda_version": "13.0", "compute_capability": "8.6", "mig_mode": None, "mig_parent": None,
+        "cuda_version": "13.0", "compute_capability": "8.6", "mig_mode": None, "mig_parent": None, "mig_place": None,
         "compute_mode": "default", "unified_memory": False, "simulated": False,
     }  # fmt: skip
     expected = CardReading(
@@ -568,6 +568,7 @@ async def test_instances_are_cards_after_all_cards(make_driver: MakeDriver, samp
     assert [infos[uuid]["mig_mode"] for uuid in (whole.uuid, plain.uuid)] == [True, None]
     part = infos[parts[0]]
     assert (part["mig_parent"], part["memory_total_bytes"]) == (whole.uuid, 20480 * MIB)
+    assert part["mig_place"] == "1/0"
     assert part["name"] == "NVIDIA A100-PCIE-40GB MIG 3g.20gb"
     assert part["pci_bus_id"] == infos[whole.uuid]["pci_bus_id"]
     assert part["compute_capability"] == "8.6"

@@ -153,7 +153,7 @@ static int remember(struct handle *handle, int error) {
 
 /* An instance answers for itself only what it has for itself. */
 static int whole_only(const char *value) {
-  static const char *const own[] = {"uuid", "name", "memory", "memory_v2", "compute", "graphics", "mps"};
+  static const char *const own[] = {"uuid", "place", "name", "memory", "memory_v2", "compute", "graphics", "mps"};
   for (unsigned i = 0; i < sizeof own / sizeof *own; i++)
     if (!strcmp(own[i], value)) return 0;
   return 1;
@@ -214,6 +214,8 @@ int nvmlDeviceGetMigDeviceHandleByIndex(struct handle *handle, unsigned slot, st
     if (other->parent == card - state.cards && other->slot == (int)slot) return open_card(other, instance);
   return NOT_FOUND;
 }
+int nvmlDeviceGetGpuInstanceId(struct handle *handle, unsigned *id) { ASK("place"); *id = card->gpu_instance; return card->parent < 0 ? INVALID : SUCCESS; }
+int nvmlDeviceGetComputeInstanceId(struct handle *handle, unsigned *id) { ASK("place"); *id = card->compute_instance; return card->parent < 0 ? INVALID : SUCCESS; }
 int nvmlDeviceGetMaxMigDeviceCount(struct handle *handle, unsigned *count) { ASK("mig"); *count = card->split == 1 ? 7 : 0; return SUCCESS; }
 
 int nvmlDeviceGetUUID(struct handle *handle, char *text, unsigned size) { ASK("uuid"); snprintf(text, size, "%s", card->uuid); return SUCCESS; }
