@@ -110,9 +110,11 @@ class Agent:
 
     async def tick(self) -> None:
         host = self.host_aside.offer(self.host_reader.read)
-        # Before the first round nothing is known, and nothing is told.
-        patience = None if self.sweep is None else scaled(PATIENCE_SECONDS)
-        await asyncio.wait([self._sweep(), host], timeout=patience)
+        first = self.sweep is None
+        sweep = self._sweep()
+        if first:  # before it nothing is known, and nothing is told
+            await asyncio.wait([sweep])
+        await asyncio.wait([sweep, host], timeout=scaled(PATIENCE_SECONDS))
         self._keep_host(host)
         self._publish()
         self._recall()
@@ -129,8 +131,8 @@ class Agent:
     def _recall(self) -> None:
         """What the last record found missing."""
         last = self.writer.last
-        if last and last.done():
-            self.sampler.recall(last.result() or [])
+        if last and last.done() and last.result() is not None:
+            self.sampler.recall(last.result())
 
     def _lists_due(self) -> bool:
         now = asyncio.get_running_loop().time()
@@ -147,7 +149,7 @@ class Agent:
                 **shapes.finite(reading.result()),
             }
 
-    def _recorder(self) -> Callable[[], list[dict[str, Any]]]:
+    def _recorder(self) -> Callable[[], list[dict[str, Any]] | None]:
         sight = inventory.Sight(
             host=self.host,
             boot_id=self.boot_id,
@@ -159,8 +161,8 @@ class Agent:
         )
         return lambda: self._record(sight)
 
-    def _record(self, sight: inventory.Sight) -> list[dict[str, Any]]:
-        """Written; the cards that the database knows and the sight lacks."""
+    def _record(self, sight: inventory.Sight) -> list[dict[str, Any]] | None:
+        """Written; the cards that the database knows and the sight lacks, or `None` when it could not say."""
         try:
             inventory.record(sight)
             unseen = [] if sight.complete else inventory.unseen(sight)
@@ -169,7 +171,7 @@ class Agent:
         except Exception as error:  # whatever it is, the cards go on being read
             self.database.note(error)
             connection.close()
-            return []
+            return None
 
     # Frames
 

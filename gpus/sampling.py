@@ -81,10 +81,8 @@ class Sampler:
         self.pause, self.ask_at = 0.0, 0.0  # of a driver that does not list its cards
         self.complete = False  # whether the last list was answered and had every card
         self.listed: set[str] = set()
-        self.gaps, self.strangers = (
-            0,
-            0,
-        )  # cards that the driver does not open, and those of them nobody ever knew
+        self.gaps = 0  # cards that the driver counts and does not open
+        self.strangers = 0  # those of them that nobody ever knew
         self.late: dict[str, asyncio.Task[None]] = {}
 
     @property
