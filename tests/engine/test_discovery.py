@@ -13,7 +13,15 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.stubs.driver import NOT_SUPPORTED, VERSION_MISMATCH, StandIn, StandInCard, StandInInstance
+from tests.stubs.driver import (
+    IS_LOST,
+    NO_PERMISSION,
+    NOT_SUPPORTED,
+    VERSION_MISMATCH,
+    StandIn,
+    StandInCard,
+    StandInInstance,
+)
 from tests.system import System
 
 pytestmark = pytest.mark.engine
@@ -38,7 +46,7 @@ def sim_2() -> list[StandInCard]:
 
 def become(host: System, driver: StandIn, *cards: StandInCard) -> None:
     """From now on the machine has these cards; returns when everybody knows."""
-    host.wait_for_free_cards()
+    host.wait_for_free_cards(40)
     driver.cards, driver.init = list(cards), 0
     driver.write()
     uuids = [card.uuid for card in cards]
@@ -189,3 +197,23 @@ def test_it_finds_a_card_that_the_driver_reports_later_g04(host: System, driver:
     seen(host, lambda shown: [c["uuid"] for c in shown] == [card.uuid])
     assert time.monotonic() - began < 6  # the list comes every 6 s, every 1.2 s at this clock
     assert host.pid("agent") == agent
+
+
+def test_a_card_lost_while_no_agent_ran_is_lost_and_not_stale(host: System, driver: StandIn) -> None:
+    """And a card that this user never could open stands in nobody's way: what is taken out meanwhile is removed."""
+    a, b = sim_2()
+    forbidden = StandInCard(bus="00000000:81:00.0", faults={"handle": NO_PERMISSION})
+    become(host, driver, a, b)
+    old = host.kill("agent")
+    b.faults = {"handle": IS_LOST}
+    driver.cards = [a, b, forbidden]
+    driver.write()
+    seen(host, lambda shown: [card["health"] for card in shown] == ["ok", "lost"], 40)
+    assert host.pid("agent") != old
+    (detail,) = (card["health_detail"] for card in host.cards() if card["uuid"] == b.uuid)
+    assert "GPU is lost" in detail
+    b.faults = {}
+    driver.write()
+    seen(host, lambda shown: [card["health"] for card in shown] == ["ok", "ok"])
+    assert events(host, b.uuid) == ["added", "lost", "recovered"]
+    assert events(host, forbidden.uuid) == []
