@@ -12,8 +12,8 @@ from django.conf import settings
 from django.utils import timezone
 
 from gpus import agent_client
-from gpus.choice import is_mig_parent
 from gpus.models import Gpu, Host, within
+from gpus.readings import is_split
 from gpus.timing import PROCESS_LIST_SECONDS, scaled
 from jobs.memory import CardMemory, card_memory, still_to_take
 from jobs.models import Lease
@@ -170,7 +170,7 @@ def card_closed(gpu: Gpu, leases: list[Lease]) -> Closed | None:
     health, detail = gpu.health(held=bool(leases), quarantined=quarantined)
     if health != "ok":
         return Closed(health, f"card {gpu.index} is {health}: {detail}")
-    if is_mig_parent(gpu):
+    if is_split(gpu.info):
         return Closed("mig_parent", f"card {gpu.index} is split into MIG instances")
     if not gpu.selectable:
         return Closed(

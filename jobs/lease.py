@@ -36,8 +36,8 @@ def _end(lease: Lease) -> None:
 def _memory_is_back(lease: Lease, attempt: Attempt) -> bool:
     """In a reading taken now: no listed process is ours, and used ≤ listed + reserved + 512 MiB.
 
-    A card that another live lease holds is judged by the members alone. Without an answer of the agent
-    nothing is known, and the lease waits for the next look.
+    A card that another live lease holds, or whose memory is the whole machine's, is judged by the members alone.
+    Without an answer of the agent nothing is known, and the lease waits for the next look.
     """
     if not lease.resource.startswith("gpu:"):
         return True
@@ -49,7 +49,9 @@ def _memory_is_back(lease: Lease, attempt: Attempt) -> bool:
     ours = {attempt.work_pid, *(pid for pid, _ in attempt.members)}
     if any(process["pid"] in ours for process in fresh["processes"]):
         return False
-    return not fresh["lists"] or memory_accounted(fresh["reading"], fresh["processes"])
+    return (
+        not fresh["lists"] or fresh.get("unified") or memory_accounted(fresh["reading"], fresh["processes"])
+    )
 
 
 def memory_accounted(reading: dict[str, int | None], processes: list[dict[str, int | None]]) -> bool:

@@ -192,8 +192,8 @@ def place_auto(job: Job, board: Board) -> list[Slots] | Wait:
 
 def soonest(waits: list[Wait]) -> Wait:
     """The wait of the card that may come first: behind a job before anything else."""
-    order = {"lease": 0, "memory": 1, "card": 2}
-    first = min(waits, key=lambda w: (order.get(w.reason, 3), w.eta_seconds is None, w.eta_seconds or 0))
+    order = {"lease": 0, "memory": 1, "driver": 2, "card": 3}
+    first = min(waits, key=lambda w: (order.get(w.reason, 4), w.eta_seconds is None, w.eta_seconds or 0))
     return Wait(first.reason, first.detail, None, first.job_id, first.eta_seconds)
 
 

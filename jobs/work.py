@@ -143,11 +143,14 @@ def verify_card(job: Job, attempt: Attempt) -> str:
 
 
 def _cuda_uuids() -> list[str]:
-    """UUIDs of `cuda:0…` as the CUDA runtime reports them, in the driver's spelling."""
+    """UUIDs of `cuda:0…` as the CUDA runtime reports them, in the driver's spelling: it tells an instance's as bare
+    as a card's, so that only the environment knows which of the two a number that it names is."""
     import torch
 
-    count = torch.cuda.device_count()
-    return [f"GPU-{torch.cuda.get_device_properties(n).uuid}" for n in range(count)]
+    named = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+    prefixes = {uuid[4:].casefold(): uuid[:4] for uuid in named}
+    seen = [str(torch.cuda.get_device_properties(n).uuid) for n in range(torch.cuda.device_count())]
+    return [prefixes.get(uuid.casefold(), "GPU-") + uuid for uuid in seen]
 
 
 def _looked_up(simulated: bool) -> list[str]:

@@ -119,9 +119,13 @@
   let all = {}; // the cards together, as of the last frame
   let cursorAt = null; // index into the shown times, while the pointer is on a chart
 
+  /** A MIG instance is a part of its card, which is counted already. */
+  const isWhole = (card) => !card.uuid.startsWith("MIG-");
+  const wholeCards = () => cardRows().filter(isWhole);
+
   /** Unknown in all cards is unknown; unknown in some counts the others. */
   function across(name, combine) {
-    const columns = cardRows().map((card) => shown(card.uuid, name));
+    const columns = wholeCards().map((card) => shown(card.uuid, name));
     return shownTimes().map((_, n) => {
       const values = columns.map((column) => column[n]).filter(known);
       return values.length ? combine(values) : null;
@@ -166,7 +170,7 @@
 
   function drawAggregated() {
     if (aggregated.hidden) return;
-    const cards = cardRows();
+    const cards = wholeCards();
     if (!$(".plot", aggregated).chart) makeAggregated(cards);
     const set = (name, ...columns) => $(`[data-chart="${name}"] .plot`, aggregated).chart.setData([shownTimes(), ...columns]);
     set("memory", ...stack(cards));
@@ -178,7 +182,7 @@
 
   function follow(at) {
     cursorAt = at;
-    legend(cardRows());
+    legend(wholeCards());
   }
 
   /** All cards at the moment under the pointer; without one, now. */
@@ -202,12 +206,13 @@
   }
 
   function totals() {
-    const fresh = [...newest.values()].filter((card) => !card.stale && $(`[data-card="${CSS.escape(card.uuid)}"]`));
+    const cards = [...newest.values()].filter(isWhole);
+    const fresh = cards.filter((card) => !card.stale && $(`[data-card="${CSS.escape(card.uuid)}"]`));
     const values = (name) => fresh.map((card) => card[name]).filter(known);
     const added = (name) => (values(name).length ? sum(values(name)) : null);
     const heat = values("temperature_celsius");
     all = {
-      gpu_count: newest.size, readable_count: fresh.length,
+      gpu_count: cards.length, readable_count: fresh.length,
       memory_used_bytes: added("memory_used_bytes"), memory_total_bytes: added("memory_total_bytes"),
       power_draw_watts: added("power_draw_watts"), power_limit_watts: added("power_limit_watts"),
       utilization_gpu_percent: values("utilization_gpu_percent").length ? mean(values("utilization_gpu_percent")) : null,

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from gpus import backends, readers
+from gpus import backends, readers, sampling
 from gpus.backends.base import BackendUnavailable, CardLost
 from gpus.backends.simulated import SimulatedBackend, stat
 from gpus.readers import CardHung, Readers, ReadFailed
-from gpus.sampling import FAILURES_TO_LOSE, Sampler, in_pci_order
+from gpus.sampling import Sampler, in_pci_order
 
 
 @pytest.fixture
@@ -33,6 +33,12 @@ def spec(home: Path, monkeypatch: pytest.MonkeyPatch) -> backends.Spec:
 @pytest.fixture
 def uuids(spec: backends.Spec) -> list[str]:
     return list(SimulatedBackend(spec["home"], spec["host"], spec["sizes"]).cards)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed is asked again without a pause."""
+    monkeypatch.setattr(readers, "scaled", lambda seconds: 0.0)
 
 
 @pytest.fixture
@@ -69,7 +75,7 @@ async def test_it_replaces_a_reader_whose_call_hangs(pool: Readers, uuids: list[
 
 
 async def test_a_card_that_hung_gets_a_reader_of_its_own_and_comes_back(
-    pool: Readers, uuids: list[str], home: Path, monkeypatch: pytest.MonkeyPatch
+    pool: Readers, uuids: list[str], home: Path, monkeypatch: pytest.MonkeyPatch, at_once: None
 ) -> None:
     hang = home / f"hang-{uuids[1]}"
     hang.touch()
@@ -84,8 +90,58 @@ async def test_a_card_that_hung_gets_a_reader_of_its_own_and_comes_back(
     hang.unlink()
     assert await pool.call("read", uuids[1])
     monkeypatch.setattr(readers, "PROVEN_SECONDS", 0.0)
+    proven = pool.own[uuids[1]].reader
     assert await pool.call("read", uuids[1])
     assert not pool.alone(uuids[1])
+    assert pool.shared is proven  # it knows the card as it is now
+    assert stat(shared) is None
+    assert await pool.call("read", uuids[0])
+
+
+async def test_a_card_that_goes_on_hanging_is_asked_less_and_less_often(
+    pool: Readers, uuids: list[str], home: Path
+) -> None:
+    (home / f"hang-{uuids[1]}").touch()
+    with pytest.raises(CardHung):
+        await pool.call("read", uuids[1])
+    start = time.monotonic()
+    with pytest.raises(CardHung, match="did not answer"):
+        await pool.call("read", uuids[1])
+    assert time.monotonic() - start < 0.1  # told what it said last, and not asked
+    assert pool.own[uuids[1]].reader.process is None
+    own, pauses = pool.own[uuids[1]], []
+    for _ in range(6):
+        own.failed(CardHung("…"))
+        pauses.append(own.pause)
+    assert pauses == [4, 8, 16, 30, 30, 30]
+
+
+async def test_readers_that_cannot_be_killed_stay_few(
+    pool: Readers, uuids: list[str], home: Path, at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process in a dead driver does not even die of SIGKILL; here the signal does not reach it."""
+    (home / f"hang-{uuids[1]}").touch()
+    with monkeypatch.context() as dead:
+        dead.setattr(asyncio.subprocess.Process, "kill", lambda self: None)
+        for _ in range(6):
+            with pytest.raises(CardHung):
+                await pool.call("read", uuids[1])
+        assert len(pool.own[uuids[1]].reader.undead) == readers.MOST_UNDEAD
+        with pytest.raises(CardHung, match="cannot be killed: reboot"):
+            await pool.call("read", uuids[1])
+        undead = pool.own[uuids[1]].reader.undead + pool.shared.undead
+    for process in undead:
+        process.kill()
+        await process.wait()
+
+
+async def test_a_reader_goes_with_its_card(sampler: Sampler, uuids: list[str], home: Path) -> None:
+    (home / f"lost-{uuids[1]}").touch()
+    await sampler.sweep(with_processes=False)
+    assert sampler.readers.alone(uuids[1])
+    (home / f"gone-{uuids[1]}").touch()
+    await sampler.discover()
+    assert not sampler.readers.own
 
 
 async def test_it_tells_lost_unavailable_and_failed_apart(
@@ -168,13 +224,16 @@ async def test_a_hung_card_gets_an_error_and_the_others_are_read(
     assert time.monotonic() - start < 0.7  # it has its own reader now
 
 
-async def test_a_card_that_keeps_hanging_is_lost_and_recovers(
-    sampler: Sampler, uuids: list[str], home: Path
+async def test_a_card_that_hangs_for_a_minute_is_lost_and_recovers(
+    sampler: Sampler, uuids: list[str], home: Path, at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hang = home / f"hang-{uuids[1]}"
     hang.touch()
-    for _ in range(FAILURES_TO_LOSE):
+    for _ in range(3):
         await sampler.read(uuids[1], with_processes=False)
+    assert not sampler.cards[uuids[1]].lost  # a driver under load may keep one waiting
+    monkeypatch.setattr(sampling, "SILENT_SECONDS", 1.0)
+    await sampler.read(uuids[1], with_processes=False)
     assert sampler.cards[uuids[1]].lost
     hang.unlink()
     await sampler.read(uuids[1], with_processes=False)
@@ -198,6 +257,9 @@ async def test_it_keeps_known_cards_while_the_driver_is_away(sampler: Sampler, h
     assert len(sampler.cards) == 3
     await sampler.sweep(with_processes=True)
     (home / "unavailable").unlink()
+    await sampler.discover()
+    assert sampler.backend_error  # not asked again at once
+    sampler.ask_at = 0.0
     await sampler.discover()
     assert (sampler.backend_error, sampler.complete) == ("", True)
 
@@ -229,7 +291,7 @@ async def test_a_card_that_lists_no_processes_is_read_all_the_same(
     sampler: Sampler, uuids: list[str], home: Path
 ) -> None:
     (home / "no-list").touch()
-    for _ in range(FAILURES_TO_LOSE):
+    for _ in range(3):
         await sampler.sweep(with_processes=True)
     card = sampler.cards[uuids[0]]
     assert card.sampled_at
