@@ -179,6 +179,11 @@ class Readers:
             logger.info("Card %s answers again; it shares a reader", uuid)
             await own.reader.close()
 
+    def pids(self) -> set[int]:
+        """The reader processes that run now."""
+        readers = [self.shared, *(own.reader for own in self.own.values())]
+        return {reader.process.pid for reader in readers if reader.process is not None}
+
     async def close(self) -> None:
         for reader in [self.shared, *(own.reader for own in self.own.values())]:
             await reader.close()

@@ -137,6 +137,14 @@ def blocked(job: Job, slots: Slots, board: Board) -> Wait | None:
     return None
 
 
+def haunted(slots: Slots) -> Wait | None:
+    """`auto` passes by a card that uses memory or computes for nobody who is listed; by name it may be had."""
+    if not slots.haunted or slots.gpu is None:
+        return None
+    detail = f"card {slots.gpu.index} holds memory or computes without any process (a ghost): name it to use it all the same"
+    return Wait("card", detail, gpu_uuid=slots.gpu.uuid)
+
+
 def handed_back(job: Job, slots: Slots) -> bool:
     """Whether the work of this job, on arrival, found the card too full; until a newer reading says otherwise."""
     skip = (job.waiting_for or {}).get("skip") or {}
@@ -168,7 +176,7 @@ def place_auto(job: Job, board: Board) -> list[Slots] | Wait:
     cards = board.by_preference()
     waits = []
     for slots in cards:
-        wait = blocked(job, slots, board)
+        wait = blocked(job, slots, board) or haunted(slots)
         if wait is None:
             return [slots]
         waits.append(wait)
