@@ -71,7 +71,7 @@ def unaccounted_bytes(reading: dict[str, Any], listed: list[dict[str, Any]]) -> 
     used, told = reading.get("memory_used_bytes"), [process.get("memory_used_bytes") for process in listed]
     if used is None or None in told:
         return 0
-    return max(0, used - sum(told) - (reading.get("memory_reserved_bytes") or 0))
+    return max(0, used - sum(filter(None, told)) - (reading.get("memory_reserved_bytes") or 0))
 
 
 def quarantine(attempt: Attempt) -> None:

@@ -141,7 +141,7 @@ def haunted(slots: Slots) -> Wait | None:
     """`auto` passes by a card that uses memory or computes for nobody who is listed; by name it may be had."""
     if not slots.haunted or slots.gpu is None:
         return None
-    detail = f"card {slots.gpu.index} holds memory or computes without any process (a ghost): name it to use it all the same"
+    detail = f"card {slots.gpu.index} holds memory or computes for no process (a ghost): name it to use it all the same"
     return Wait("card", detail, gpu_uuid=slots.gpu.uuid)
 
 

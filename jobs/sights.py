@@ -34,7 +34,7 @@ UNSEEN = "No process with this number can be seen from here, so nothing can be p
 UNREADABLE = "Its environment cannot be read, so nothing can be proven."
 COPIED = "It carries the token of a job, which does not prove that it is one of its processes."
 FOREIGN = "It belongs to no job of ours."
-LEASE = "The job has ended, but its processes or its memory are still there: the card takes no job until they have gone."
+LEASE = "The job has ended, its processes or its memory are still there: the card takes no job until they have gone."
 GHOST = (
     "The card holds memory or computes, and lists no process for it. There is nobody to signal: unless a container or "
     "a desktop uses it, reset the card (nvidia-smi --gpu-reset) or reboot."
@@ -44,7 +44,7 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Sight:
-    """Something that no open attempt accounts for. `process` is None for cards, leases, and pids that cannot be seen."""
+    """What no open attempt accounts for. `process` is None for cards, leases, and pids that cannot be seen."""
 
     finding: Finding
     gpu_uuid: str
@@ -136,7 +136,7 @@ class Look:
         return Sight(Finding.UNKNOWN, uuid, UNSEEN, memory_bytes=memory, listed=entry)
 
     def stranger(self, uuid: str, entry: dict[str, Any], process: Process) -> Sight:
-        """Foreign where we looked and found nothing of ours; unknown where we cannot look, or what we find is no proof."""
+        """Foreign where we looked and found nothing of ours; unknown where we cannot, or what we find is no proof."""
         finding, reason, carried = Finding.FOREIGN, FOREIGN, self.census.tokens(process)
         if carried:
             finding, reason = Finding.UNKNOWN, COPIED
