@@ -32,7 +32,7 @@ DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 
 
 class Holders:
-    """A host with three simulated cards, read as the agent's reader reads them; who holds them, and who was signalled."""
+    """A host with three simulated cards, read as the agent's reader reads them; who holds them, who was signalled."""
 
     def __init__(self, host: Host, owner: User, home: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.host, self.owner, self.home = host, owner, home

@@ -20,7 +20,7 @@ from gpus import agent_client
 from gpus.models import Host, Pulse
 from jobs import processes, recovery, watchdog
 from jobs.board import Board
-from jobs.models import Attempt, Job, Lease, Status, WatchdogEvent
+from jobs.models import Attempt, Job, Lease, WatchdogEvent
 from jobs.placement import Wait, place
 from jobs.processes import Process, token_hash
 from tests.jobs.holders import DEAF, GIB, MIB, TOKEN, Holders, dead
@@ -669,3 +669,27 @@ def test_it_uses_no_memory_as_proof_g31(cards: Holders, monkeypatch: pytest.Monk
     assert not WatchdogEvent.objects.filter(finding=Finding.GHOST).exists()
     ended = cards.row(pid=left.pid)
     assert (ended.state, ended.memory_before_bytes, ended.freed_bytes) == (State.GONE, None, None)
+
+
+UNSHARE = ["unshare", "--pid", "--fork", "--mount-proc"]
+
+
+def test_it_signals_nobody_when_the_kernel_gives_the_number_again(tmp_path: Path) -> None:
+    """True reuse, in a PID namespace of its own: the number of a dead work goes to an innocent process."""
+    for words in (UNSHARE, ["unshare", "--user", "--map-root-user", *UNSHARE[1:]]):
+        command = [*words, sys.executable, "-m", "tests.jobs.pid_reuse", str(tmp_path)]
+        environment = {n: v for n, v in os.environ.items() if not n.startswith(("MISTUDIO_", "DATABASE_URL"))}
+        try:
+            told = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=100, check=False
+            )
+        except FileNotFoundError:
+            pytest.skip("unshare is not installed")
+        if "unshare:" not in told.stderr:
+            break
+    else:
+        pytest.skip(f"no PID namespace may be made here ({told.stderr.strip()})")
+    if told.returncode == 77:
+        pytest.skip("the kernel does not let us choose the next process number")
+    assert told.returncode == 0, told.stderr[-3000:]
+    assert told.stdout.startswith("reused ")
