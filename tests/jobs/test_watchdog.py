@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from gpus import agent_client
 from gpus.models import Host, Pulse
-from jobs import processes, recovery, watchdog
+from jobs import events, processes, recovery, watchdog
 from jobs.board import Board
 from jobs.models import Attempt, Job, Lease, WatchdogEvent
 from jobs.placement import Wait, place
@@ -92,6 +92,20 @@ def test_it_kills_what_does_not_listen_ten_seconds_later(cards: Holders) -> None
     assert dead(deaf)
     cards.round()
     assert (cards.row().state, cards.row().outcome) == (State.GONE, "Ended by SIGKILL.")
+
+
+def test_it_tells_pages_of_every_move(cards: Holders, monkeypatch: pytest.MonkeyPatch) -> None:
+    frames: list[tuple[str, str, dict[str, Any]]] = []
+    monkeypatch.setattr(events, "publish", lambda *frame: frames.append(frame))
+    left = cards.process()
+    cards.work(left)
+    for _ in range(3):
+        cards.round()
+        cards.due_round()
+    assert {frame[:2] for frame in frames} == {("system/gpus", "watchdog:event")}
+    assert [data["state"] for _, _, data in frames] == ["found", "term", "gone"]
+    assert {data["pid"] for _, _, data in frames} == {left.pid}
+    assert frames[-1][2]["freed_bytes"] == cards.row().freed_bytes > 0
 
 
 def test_it_scales_grace_and_ladder(cards: Holders, settings: Any) -> None:
@@ -229,7 +243,8 @@ def test_it_proves_a_child_in_a_session_of_its_own_by_the_token_it_was_executed_
 
 def orphan_of(token: str) -> Process:
     """An executed process in a session of its own whose parent has gone."""
-    code = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True, stdout=subprocess.DEVNULL).pid)"
+    options = "start_new_session=True, stdout=subprocess.DEVNULL"
+    code = f"import subprocess; print(subprocess.Popen(['sleep', '600'], {options}).pid)"
     environment = os.environ | ({processes.TOKEN_VARIABLE: token} if token else {})
     told = subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, check=True)
     found = processes.find(int(told.stdout))
