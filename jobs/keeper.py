@@ -14,7 +14,6 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from django.db import connections
@@ -24,7 +23,7 @@ from setproctitle import setproctitle
 from gpus import procfs, publish
 from gpus.backends import simulated
 from gpus.timing import scaled
-from jobs import dispatch, endings, events, faults, lease, paths, processes, tasks
+from jobs import dispatch, endings, events, faults, lease, ownership, paths, processes, tasks
 from jobs.models import ACTIVE, FINAL, Attempt, Job, Status
 from jobs.patience import AWAY, patiently, quietly
 from jobs.processes import Process
@@ -221,9 +220,10 @@ class Keeper:
     def heartbeat(self) -> None:
         seen_ticks, found = processes.ticks_now(), processes.descendants(os.getpid())
         self.hold_card([p for p in found if p != self.work])
+        self.attempt.members = [[p.pid, p.start] for p in found]
         Attempt.objects.filter(pk=self.attempt.pk, ended_at=None).update(
             heartbeat_at=timezone.now(),
-            members=[[p.pid, p.start] for p in found],
+            members=self.attempt.members,
             seen_ticks=seen_ticks,
             peak_memory_bytes=self.peak_bytes or None,
         )
@@ -298,8 +298,13 @@ class Keeper:
 
     def end_members(self) -> None:
         """What the work left behind: TERM, 2 s, KILL."""
-        children = partial(processes.descendants, os.getpid())
-        processes.end(children, scaled(MEMBER_TERM_SECONDS), meanwhile=self._reap_all)
+        processes.end(self._find_members, scaled(MEMBER_TERM_SECONDS), meanwhile=self._reap_all)
+
+    def _find_members(self) -> set[Process]:
+        """Remembered, for the card may list them when they are dead."""
+        found = processes.descendants(os.getpid())
+        quietly(lambda: ownership.remember(self.attempt, found))
+        return found
 
     def _reap_all(self) -> None:
         with suppress(ChildProcessError):

@@ -130,7 +130,7 @@ class Round:
             seconds=scaled(GHOST_SECONDS)
         ):
             row.state = State.REPORTED
-        if row.finding == Finding.LEFTOVER and sight.process and row.state != State.FAILED:
+        if row.finding == Finding.LEFTOVER and sight.process:
             self.climb(row, sight, sight.process)
         row.save()
         if row.state != before:
@@ -155,9 +155,9 @@ class Round:
 
     def climb(self, row: WatchdogEvent, sight: Sight, process: Process) -> None:
         """The next step, for a process that was proven and read again a moment ago."""
-        if settings.MISTUDIO_WATCHDOG == "report":
+        if settings.MISTUDIO_WATCHDOG == "report" and row.due_at is not None:
             row.state, row.due_at = State.REPORTED, None
-        elif row.state == State.REPORTED:  # until the setting was changed
+        elif row.state == State.REPORTED:  # the setting may be another now
             row.state, row.due_at = self.begin(sight)
         elif row.due_at is None or row.due_at > self.now:
             return

@@ -33,6 +33,18 @@ def host(driver: StandIn, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield running
 
 
+@pytest.fixture(autouse=True)
+def as_new(driver: StandIn, host: System) -> Iterator[None]:
+    """Every test starts on two empty cards."""
+    yield
+    for card in driver.cards:
+        card.processes = []
+    driver.write()
+    for job in host.get("jobs/")["results"]:
+        host.call("POST", f"jobs/{job['id']}/cancel")
+    host.wait_for_free_cards()
+
+
 def keeper_of(host: System, job_id: str) -> int:
     return host.job(job_id)["attempts"][-1]["keeper_pid"]
 

@@ -162,7 +162,7 @@ def test_it_reports_and_signals_nothing_when_it_may_only_report(cards: Holders, 
     cards.work(left)
     for _ in range(3):
         cards.due_round()
-    assert (cards.row().state, cards.row().due_at, cards.signalled) == (State.REPORTED, None, [])
+        assert (cards.row().state, cards.row().due_at, cards.signalled) == (State.REPORTED, None, [])
     settings.MISTUDIO_WATCHDOG = "clean"
     cards.round()
     assert cards.row().state == State.FOUND
