@@ -50,15 +50,16 @@ def _memory_is_back(lease: Lease, attempt: Attempt) -> bool:
     if fresh is None:
         return False
     listed = others(fresh["processes"])
-    if any(_may_be(process["pid"], member) for process in listed for member in processes.recorded(attempt)):
+    if any(lists(listed, member) for member in processes.recorded(attempt)):
         return False
     return not fresh["lists"] or unaccounted_bytes(fresh["reading"], listed) <= TOLERANCE_BYTES
 
 
-def _may_be(pid: int, member: Process) -> bool:
-    """Whether a card that lists this pid means the member: it is dead and not forgotten, or alive; not somebody else
-    to whom its number was given since."""
-    return pid == member.pid and processes.find(pid) in (None, member)
+def lists(listed: list[dict[str, Any]], member: Process) -> bool:
+    """Whether a card that lists this number means the member: it is alive, or dead and not forgotten; not somebody
+    else to whom the number was given since."""
+    numbers = {process["pid"] for process in listed}
+    return member.pid in numbers and processes.find(member.pid) in (None, member)
 
 
 def others(listed: list[dict[str, Any]]) -> list[dict[str, Any]]:

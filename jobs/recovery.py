@@ -27,7 +27,7 @@ from jobs.processes import Process
 from jobs.turns import one_at_a_time
 
 logger = logging.getLogger(__name__)
-Row = TypeVar("Row", Attempt, Job)
+Row = TypeVar("Row", Attempt, Job, Host)
 
 UNCLAIMED_SECONDS = 60.0  # the start of a work is not scaled
 TERM_SECONDS = 2.0
@@ -44,7 +44,7 @@ def recover_host(name: str) -> None:
             each(claimed(host), end_if_orphan)
             each(unfinished_leases(host), end_leases)
             each(asked_to_end(), end_waiting)
-    watchdog.follow_up(host)
+    each([host], watchdog.follow_up)
     dispatch.schedule()
 
 

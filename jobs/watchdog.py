@@ -42,14 +42,15 @@ LADDER = {
     State.TERM: (signal.SIGKILL, State.KILL, GIVE_UP_SECONDS),
 }
 STUCK = "Still there after SIGKILL (state {}): it is stuck in the kernel, and only a reboot ends it."
+UNFORGOTTEN = (
+    "The process has gone, and the driver still lists it with its memory: reset the card, or reboot."
+)
 FORBIDDEN = "It runs as another user and cannot be signalled."
 
 
 def watch(name: str, only: Iterable[str] | None = None) -> None:
     """One round of the host: of all cards, or of those in `only` (the empty name stands for jobs without a card)."""
-    host = Host.objects.filter(name=name).first()
-    if host is None:
-        return
+    host, _ = Host.objects.get_or_create(name=name)
     with one_at_a_time("watchdog") as mine:
         if mine:
             Round(host, None if only is None else set(only)).run()
@@ -86,14 +87,21 @@ class Round:
 
     def run(self) -> None:
         seen = {sight.key: sight for sight in self.look.sights()}
-        for key in self.rows.keys() - seen.keys():
-            self.not_seen(self.rows[key])
-        for key, sight in seen.items():
-            if key in self.rows:
-                self.follow(self.rows[key], sight)
-            else:
-                self.rows[key] = self.open(sight)
+        for key in self.rows.keys() | seen.keys():
+            try:
+                self.attend(key, seen.get(key))
+            except Exception:  # one that cannot be written must not keep the others from it
+                logger.exception("the watchdog at %s", key)
         self.end_leases()
+
+    def attend(self, key: Key, sight: Sight | None) -> None:
+        row = self.rows.get(key)
+        if row is not None and sight is not None:
+            self.follow(row, sight)
+        elif row is not None:
+            self.not_seen(row)
+        elif sight is not None:
+            self.rows[key] = self.open(sight)
 
     # A row's life --------------------------------------------------------------------------------------
 
@@ -138,12 +146,22 @@ class Round:
 
     def not_seen(self, row: WatchdogEvent) -> None:
         """Neither listed by its card nor held by a lease any more."""
+        process = Process(row.pid or 0, row.start_ticks or 0)
         card = self.look.cards.get(row.gpu_uuid)
-        silent = card is not None and not card["lists"]
-        if silent and row.pid and processes.alive(Process(row.pid, row.start_ticks or 0)):
+        if card and row.pid and not card["lists"] and processes.alive(process):
             return  # a card that stopped listing its processes says nothing of them
+        if card and row.finding == Finding.LEFTOVER and lease.lists(card["processes"], process):
+            self.wait_for_the_card(row)
+            return
         after = self.look.alone(row.gpu_uuid) if row.pid is None else 0
         self.close(row, how_it_went(row), None if row.memory_before_bytes is None else after)
+
+    def wait_for_the_card(self, row: WatchdogEvent) -> None:
+        """The process has gone, and the card still lists it: the memory is back when it does not."""
+        if row.due_at is not None and row.due_at <= self.now:
+            self.give_up(row, UNFORGOTTEN)
+            row.save()
+            events.watchdog(row)
 
     def close(self, row: WatchdogEvent, outcome: str, memory_after_bytes: int | None) -> None:
         row.state, row.outcome, row.memory_after_bytes = State.GONE, outcome, memory_after_bytes

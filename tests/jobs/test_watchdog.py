@@ -650,6 +650,46 @@ def test_it_tells_once_of_a_process_that_does_not_die_and_closes_the_card_g49(
     assert (row.state, lease.state) == (State.GONE, Lease.State.ENDED)
 
 
+def test_it_believes_that_memory_is_back_when_the_card_forgets_the_process(
+    cards: Holders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = cards.process(card=None)
+    cards.work(left)
+    card = Card(cards.cards[0], monkeypatch)
+    card.processes = [{"pid": left.pid, "memory_used_bytes": GIB}]
+    cards.round()
+    cards.due_round()
+    assert dead(left)
+    cards.children[0].wait()
+    cards.round()
+    assert (cards.row().state, cards.row().closed_at) == (State.TERM, None)
+    cards.due_round()
+    assert cards.row().state == State.FAILED and "driver still lists it" in cards.row().outcome
+    card.processes = []
+    cards.round()
+    assert (cards.row().state, cards.row().freed_bytes) == (State.GONE, GIB)
+    assert cards.signalled == [(left.pid, TERM)]
+
+
+def test_one_row_that_cannot_be_written_keeps_no_other_from_its_turn(
+    cards: Holders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = cards.process(), cards.process()
+    for left in (first, second):
+        cards.work(left)
+    cards.round()
+    real = watchdog.Round.follow
+
+    def broken(round: watchdog.Round, row: WatchdogEvent, sight: Any) -> None:
+        if row.pid == first.pid:
+            raise ValueError("no")
+        real(round, row, sight)
+
+    monkeypatch.setattr(watchdog.Round, "follow", broken)
+    cards.due_round()
+    assert cards.signalled == [(second.pid, TERM)]
+
+
 def test_it_takes_the_monitor_itself_for_nobody_g51(cards: Holders, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver lists our own reader on every card, with no memory."""
     from gpus.owners import owner_of
