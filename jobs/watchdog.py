@@ -92,7 +92,15 @@ class Round:
                 self.attend(key, seen.get(key))
             except Exception:  # one that cannot be written must not keep the others from it
                 logger.exception("the watchdog at %s", key)
+        self.forget_removed_cards()
         self.end_leases()
+
+    def forget_removed_cards(self) -> None:
+        """Nobody can be on a card that is not in this host any more."""
+        here = self.host.gpus.filter(removed_at=None).values_list("uuid", flat=True)
+        rows = WatchdogEvent.objects.filter(host=self.host, closed_at=None).exclude(gpu_uuid="")
+        for row in rows.exclude(gpu_uuid__in=list(here)):
+            self.close(row, "The card is not in this host any more.", None)
 
     def attend(self, key: Key, sight: Sight | None) -> None:
         row = self.rows.get(key)

@@ -519,6 +519,18 @@ def test_it_forgets_closed_rows_after_90_days(cards: Holders) -> None:
     assert WatchdogEvent.objects.count() == 2
 
 
+def test_it_closes_the_rows_of_a_card_that_was_taken_out_and_not_of_a_lost_one(cards: Holders) -> None:
+    for card in (0, 1):
+        cards.process(card=card)
+    cards.round()
+    now = timezone.now()
+    cards.host.gpus.filter(pk=cards.cards[0]).update(removed_at=now)
+    cards.host.gpus.filter(pk=cards.cards[1]).update(lost_at=now)
+    cards.round()
+    assert cards.row(closed_at=None).gpu_uuid == cards.cards[1]
+    assert "not in this host" in cards.row(gpu_uuid=cards.cards[0]).outcome
+
+
 def test_two_rounds_do_not_run_at_once(cards: Holders) -> None:
     cards.work(cards.process())
     with watchdog.one_at_a_time("watchdog"):
