@@ -112,6 +112,12 @@ class Holders:
 
     # Rounds ----------------------------------------------------------------------------------------------
 
+    def heard(self) -> None:
+        """The agent was seen and the cards were read just now, however slow this machine is."""
+        now = timezone.now()
+        Host.objects.filter(pk=self.host.pk).update(agent_seen_at=now, worker_seen_at=now)
+        self.host.gpus.update(sampled_at=now)
+
     def round(self) -> None:
         watchdog.watch(self.host.name)
 

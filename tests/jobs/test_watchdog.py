@@ -598,16 +598,17 @@ def test_it_tells_of_a_ghost_and_auto_passes_it_by_g48(
         cards.host.gpus.filter(pk=uuid).update(
             reading={"memory_free_bytes": gib * GIB, "memory_used_bytes": 0}
         )
-    assert chosen(make_job(alice)) in cards.cards[1:]
-    assert chosen(make_job(alice, gpu_wanted=cards.cards[0])) == cards.cards[0]
+    assert chosen(cards, make_job(alice)) in cards.cards[1:]
+    assert chosen(cards, make_job(alice, gpu_wanted=cards.cards[0])) == cards.cards[0]
     ghost.used, ghost.load = 100 * MIB, 3.0
     cards.round()
     row.refresh_from_db()
     assert (row.state, row.memory_after_bytes) == (State.GONE, 100 * MIB)
-    assert chosen(make_job(alice)) == cards.cards[0]
+    assert chosen(cards, make_job(alice)) == cards.cards[0]
 
 
-def chosen(job: Job) -> str:
+def chosen(cards: Holders, job: Job) -> str:
+    cards.heard()
     found = place(job, Board())
     assert not isinstance(found, Wait), found
     return found[0].resource.removeprefix("gpu:")
@@ -620,6 +621,7 @@ def test_it_waits_with_auto_when_every_card_is_haunted(
         WatchdogEvent.objects.create(
             host=cards.host, finding=Finding.GHOST, state=State.REPORTED, gpu_uuid=uuid
         )
+    cards.heard()
     found = place(make_job(alice), Board())
     assert isinstance(found, Wait) and "name it" in found.detail
 
@@ -650,6 +652,7 @@ def test_it_tells_once_of_a_process_that_does_not_die_and_closes_the_card_g49(
     assert "only a reboot" in row.outcome
     assert cards.signalled == [(stuck.pid, TERM), (stuck.pid, KILL)]
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
+    cards.heard()
     closed = Board().closed[f"gpu:{cards.cards[0]}"]
     assert closed.word == "quarantined"
     monkeypatch.undo()
