@@ -231,6 +231,11 @@ class Readers:
         old, self.shared = self.shared, own.reader
         await old.close()
 
+    def pids(self) -> set[int]:
+        """The reader processes that run now."""
+        readers = [self.shared, *(own.reader for own in self.own.values())]
+        return {reader.process.pid for reader in readers if reader.process is not None}
+
     async def close(self) -> None:
         readers = [self.shared, *(own.reader for own in self.own.values())]
         await asyncio.gather(*(reader.close() for reader in readers))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -189,11 +190,18 @@ class Sampler:
     async def _list_processes(self, card: Card) -> None:
         """A card that does not list its processes is still a card that can be read."""
         try:
-            card.processes = finite(await self.readers.call("processes", card.uuid))
+            listed = finite(await self.readers.call("processes", card.uuid))
+            card.processes = [
+                entry | {"own": True} if self.is_own(entry["pid"]) else entry for entry in listed
+            ]
             card.processes_at, card.lists = datetime.now(UTC), True
         except ReadFailed as error:
             card.processes, card.processes_at, card.lists = [], None, False
             card.error = f"The processes of this card cannot be listed: {error}"
+
+    def is_own(self, pid: int) -> bool:
+        """Whoever reads a card may be listed on it; that is no use of it."""
+        return pid == os.getpid() or pid in self.readers.pids()
 
     async def fresh(self, uuid: str, seconds: float) -> Card | None:
         """Read and list one card now; `None` when it did not answer in time or in order."""

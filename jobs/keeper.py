@@ -23,7 +23,7 @@ from setproctitle import setproctitle
 from gpus import procfs, publish
 from gpus.backends import simulated
 from gpus.timing import scaled
-from jobs import dispatch, endings, events, faults, lease, paths, processes
+from jobs import dispatch, endings, events, faults, lease, ownership, paths, processes, tasks
 from jobs.models import ACTIVE, FINAL, Attempt, Job, Status
 from jobs.patience import AWAY, patiently, quietly
 from jobs.processes import Process
@@ -99,6 +99,7 @@ class Keeper:
         self.end_members()
         self.end_lease()
         quietly(dispatch.schedule)
+        tasks.ring_watch(self.attempt)
         publish.flush(1.0)
 
     # Start --------------------------------------------------------------------------------------------
@@ -217,11 +218,13 @@ class Keeper:
         processes.send(self.work, signal.SIGKILL)
 
     def heartbeat(self) -> None:
-        found = processes.descendants([os.getpid()])
+        seen_ticks, found = processes.ticks_now(), processes.descendants(os.getpid())
         self.hold_card([p for p in found if p != self.work])
+        self.attempt.members = [[p.pid, p.start] for p in found]
         Attempt.objects.filter(pk=self.attempt.pk, ended_at=None).update(
             heartbeat_at=timezone.now(),
-            members=[[p.pid, p.start] for p in found],
+            members=self.attempt.members,
+            seen_ticks=seen_ticks,
             peak_memory_bytes=self.peak_bytes or None,
         )
         observed = self.observed if self.job.simulated else None
@@ -295,14 +298,13 @@ class Keeper:
 
     def end_members(self) -> None:
         """What the work left behind: TERM, 2 s, KILL."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            left = processes.descendants([os.getpid()])
-            for member in left:
-                processes.send(member, number)
-            deadline = time.monotonic() + scaled(MEMBER_TERM_SECONDS)
-            while any(map(processes.alive, left)) and time.monotonic() < deadline:
-                self._reap_all()
-                time.sleep(0.02)
+        processes.end(self._find_members, scaled(MEMBER_TERM_SECONDS), meanwhile=self._reap_all)
+
+    def _find_members(self) -> set[Process]:
+        """Remembered, for the card may list them when they are dead."""
+        found = processes.descendants(os.getpid())
+        quietly(lambda: ownership.remember(self.attempt, found))
+        return found
 
     def _reap_all(self) -> None:
         with suppress(ChildProcessError):

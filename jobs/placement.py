@@ -145,6 +145,14 @@ def too_full(slots: Slots, need: int | None) -> str:
     return f"needs {gib(need)}, card {slots.gpu.index if slots.gpu else '?'} has {gib(slots.free_bytes())} free now"
 
 
+def haunted(slots: Slots) -> Wait | None:
+    """`auto` passes by a card that uses memory or computes for nobody who is listed; by name it may be had."""
+    if not slots.haunted or slots.gpu is None:
+        return None
+    detail = f"card {slots.gpu.index} holds memory or computes for no process (a ghost): name it to use it all the same"
+    return Wait("card", detail, gpu_uuid=slots.gpu.uuid)
+
+
 def handed_back(job: Job, slots: Slots) -> bool:
     """Whether the work of this job, on arrival, found the card too full; until a newer reading says otherwise."""
     skip = (job.waiting_for or {}).get("skip") or {}
@@ -176,7 +184,7 @@ def place_auto(job: Job, board: Board) -> list[Slots] | Wait:
     cards = board.by_preference()
     waits = []
     for slots in cards:
-        wait = blocked(job, slots, board)
+        wait = blocked(job, slots, board) or haunted(slots)
         if wait is None:
             return [slots]
         waits.append(wait)

@@ -19,12 +19,12 @@ from gpus.models import Gpu, Host, Pulse
 from jobs.models import Attempt, Job, Lease, Outcome
 from jobs.serializers import may_see
 from jobs.tasks import host_queue
-from monitor import board, words
+from monitor import board, watchdog_page, words
 from monitor.templatetags.show import duration
 from monitor.views import Request
 
 LATELY = timedelta(hours=1)
-LAUNCHES = 20
+LAUNCHES = FINDINGS = 20
 #: Name of each part, and what its silence means for people.
 PARTS = {
     "database": ("Database", "Nothing can be submitted or shown; running jobs compute on."),
@@ -53,6 +53,7 @@ def context(user: User) -> dict[str, Any]:
         "cards": board.present(Gpu.objects.exclude(error="").select_related("host")),
         "launches": [launch(attempt, user) for attempt in failed_launches()[:LAUNCHES]],
         "leases": [lease(row) for row in quarantined()],
+        "findings": [watchdog_page.row(event) for event in watchdog_page.open_findings()[:FINDINGS]],
         "gpus": board.gpu_map(),
     }
 

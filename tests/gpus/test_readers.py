@@ -322,3 +322,21 @@ def test_cards_are_numbered_by_pci_address() -> None:
         for i, (uuid, bus) in enumerate((("b", "00:81"), ("a", "00:0A")))
     ]
     assert [(info["uuid"], info["index"]) for info in in_pci_order(infos)] == [("a", 0), ("b", 1)]
+
+
+async def test_the_agent_knows_itself_and_its_readers_on_a_card_g51(
+    sampler: Sampler, uuids: list[str], home: Path
+) -> None:
+    """The process that reads the cards may be listed on them; the others are not it."""
+    await sampler.discover()
+    reader = sampler.readers.shared.process
+    assert reader is not None
+    folder = home / "run" / "cards" / uuids[0]
+    folder.mkdir(parents=True)
+    for pid in (os.getpid(), reader.pid, os.getppid()):
+        known = stat(pid)
+        assert known is not None
+        (folder / f"{pid}.{known.start}").touch()
+    await sampler.read(uuids[0], with_processes=True)
+    listed = {entry["pid"]: entry.get("own", False) for entry in sampler.cards[uuids[0]].processes}
+    assert listed == {os.getpid(): True, reader.pid: True, os.getppid(): False}
