@@ -1,7 +1,7 @@
 """PNG pictures with a palette of 256 colours: a third of their size in the repository, and no eye sees it.
 
-Only what Chromium writes is read (PNG specification, 3rd edition: 8 bits, RGB or RGBA, not interlaced). About a
-second for a picture of 1400 × 900.
+Only what Chromium writes is read (PNG specification, 3rd edition: 8 bits, RGB or RGBA, not interlaced). A few
+seconds for a picture of 1400 × 900.
 """
 
 from __future__ import annotations
