@@ -102,17 +102,17 @@ class Reader:
             raise CardHung(f"Readers {pids} hang in the driver and cannot be killed: reboot.")
 
     async def _start(self) -> Process:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            MODULE,
-            json.dumps(self.spec),
-            cwd=ROOT,
-            stdin=PIPE,
-            stdout=PIPE,
-            limit=MAX_LINE,
+        command = [sys.executable, "-m", MODULE, json.dumps(self.spec)]
+        making = asyncio.create_task(
+            asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=PIPE, stdout=PIPE, limit=MAX_LINE)
         )
-        self.process = process
+        try:
+            process = self.process = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            # asyncio may wait for ever when it is cut off while it makes a process (Python 3.11); it takes no time.
+            self.process = await making
+            await self._end()
+            raise
         assert process.stdout
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -192,6 +192,7 @@ class Readers:
         self.spec = spec
         self.shared = Reader(spec)
         self.own: dict[str, Own] = {}
+        self.over = False
 
     def alone(self, uuid: str) -> bool:
         return uuid in self.own
@@ -202,6 +203,8 @@ class Readers:
             await self.own.pop(uuid).reader.close()
 
     async def call(self, call: str, uuid: str | None = None, seconds: float | None = None) -> Any:
+        if self.over:
+            raise ReadFailed("The agent ends.")
         if uuid in self.own:
             return await self._call_alone(self.own[uuid], call, uuid, seconds)
         try:
@@ -232,5 +235,7 @@ class Readers:
         await old.close()
 
     async def close(self) -> None:
+        """For good."""
+        self.over = True
         readers = [self.shared, *(own.reader for own in self.own.values())]
         await asyncio.gather(*(reader.close() for reader in readers))

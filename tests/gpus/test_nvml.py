@@ -462,7 +462,7 @@ async def test_a_card_whose_permission_was_taken_away_says_so(
     await see(sampler)
     driver.cards[1].faults = {"handle": NO_PERMISSION}
     driver.write()
-    await sampler.readers.close()  # files that are open stay open: only a new process is refused
+    await sampler.readers.shared.close()  # files that are open stay open: only a new process is refused
     await see(sampler)
     sampler.recall([])
     await see(sampler)
