@@ -103,16 +103,10 @@ class Reader:
 
     async def _start(self) -> Process:
         command = [sys.executable, "-m", MODULE, json.dumps(self.spec)]
-        making = asyncio.create_task(
-            asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=PIPE, stdout=PIPE, limit=MAX_LINE)
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=ROOT, stdin=PIPE, stdout=PIPE, limit=MAX_LINE
         )
-        try:
-            process = self.process = await asyncio.shield(making)
-        except asyncio.CancelledError:
-            # asyncio may wait for ever when it is cut off while it makes a process (Python 3.11); it takes no time.
-            self.process = await making
-            await self._end()
-            raise
+        self.process = process
         assert process.stdout
         try:
             async with asyncio.timeout(START_SECONDS):

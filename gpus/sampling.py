@@ -221,7 +221,7 @@ class Sampler:
 
 
 async def ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cut off, and waited for: a process that is being made must not be left behind."""
+    """Cut off, and waited for: an event loop that ends while a process is being made may never end (Python 3.11)."""
     tasks = list(tasks)
     for task in tasks:
         task.cancel()
