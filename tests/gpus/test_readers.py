@@ -177,10 +177,15 @@ async def test_it_ends_in_the_middle_of_a_start(pool: Readers, uuids: list[str])
     assert Path(f"/proc/self/task/{os.getpid()}/children").read_text() == ""
 
 
-async def test_nothing_is_read_after_the_end(sampler: Sampler, uuids: list[str], home: Path) -> None:
+async def test_nothing_is_read_after_the_end(
+    sampler: Sampler, uuids: list[str], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "CALL_SECONDS", 20)
     (home / f"hang-{uuids[0]}").touch()
     assert await sampler.fresh(uuids[0], 0.1) is None  # its question is still under way
+    start = time.monotonic()
     await sampler.close()
+    assert time.monotonic() - start < 5
     assert not sampler.tasks
     await sampler.read(uuids[1], with_processes=False)
     assert sampler.readers.shared.process is None
