@@ -32,6 +32,8 @@ MODULE = "gpus.reader"
 CALL_SECONDS = 1.5
 #: Starting Python on a machine that is busy with jobs; a driver is not touched yet.
 START_SECONDS = 15.0
+#: A killed process that is not gone by then hangs in the kernel.
+DEATH_SECONDS = 0.5
 #: So long a card must answer from its own reader before the others share it.
 PROVEN_SECONDS = 60.0
 #: A card that hung or was lost is asked again after this, doubled from time to time up to the longest.
@@ -127,7 +129,7 @@ class Reader:
             process.kill()
             # A process inside a dead driver may not even die; it is left to the kernel.
             try:
-                await asyncio.wait_for(process.wait(), 0.2)
+                await asyncio.wait_for(process.wait(), DEATH_SECONDS)
             except TimeoutError:
                 self.undead.append(process)
                 logger.error("Reader %s hangs in the kernel and cannot be killed", process.pid)
