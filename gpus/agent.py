@@ -27,7 +27,7 @@ from gpus import agent_client, backends, host, inventory, shapes
 from gpus.publish import flush, publish
 from gpus.quiet import Outage
 from gpus.recorder import Unwritten
-from gpus.sampling import Card, Sampler
+from gpus.sampling import Card, Sampler, ended
 from gpus.timing import PROCESS_LIST_SECONDS, sample_seconds, scaled
 
 logger = logging.getLogger(__name__)
@@ -94,11 +94,8 @@ class Agent:
             for task in done:
                 task.result()
         finally:
-            for task in tasks:
-                task.cancel()
-            if self.sweep:
-                self.sweep.cancel()
             server.close()
+            await ended([*tasks, self.sweep] if self.sweep else tasks)
             await self.sampler.close()
             flush(0.5)
 

@@ -32,6 +32,8 @@ MODULE = "gpus.reader"
 CALL_SECONDS = 1.5
 #: Starting Python on a machine that is busy with jobs; a driver is not touched yet.
 START_SECONDS = 15.0
+#: A killed process that is not gone by then hangs in the kernel.
+DEATH_SECONDS = 0.5
 #: So long a card must answer from its own reader before the others share it.
 PROVEN_SECONDS = 60.0
 #: A card that hung or was lost is asked again after this, doubled from time to time up to the longest.
@@ -102,15 +104,9 @@ class Reader:
             raise CardHung(f"Readers {pids} hang in the driver and cannot be killed: reboot.")
 
     async def _start(self) -> Process:
+        command = [sys.executable, "-m", MODULE, json.dumps(self.spec)]
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            MODULE,
-            json.dumps(self.spec),
-            cwd=ROOT,
-            stdin=PIPE,
-            stdout=PIPE,
-            limit=MAX_LINE,
+            *command, cwd=ROOT, stdin=PIPE, stdout=PIPE, limit=MAX_LINE
         )
         self.process = process
         assert process.stdout
@@ -133,7 +129,7 @@ class Reader:
             process.kill()
             # A process inside a dead driver may not even die; it is left to the kernel.
             try:
-                await asyncio.wait_for(process.wait(), 0.2)
+                await asyncio.wait_for(process.wait(), DEATH_SECONDS)
             except TimeoutError:
                 self.undead.append(process)
                 logger.error("Reader %s hangs in the kernel and cannot be killed", process.pid)
@@ -192,6 +188,7 @@ class Readers:
         self.spec = spec
         self.shared = Reader(spec)
         self.own: dict[str, Own] = {}
+        self.over = False
 
     def alone(self, uuid: str) -> bool:
         return uuid in self.own
@@ -202,6 +199,8 @@ class Readers:
             await self.own.pop(uuid).reader.close()
 
     async def call(self, call: str, uuid: str | None = None, seconds: float | None = None) -> Any:
+        if self.over:
+            raise ReadFailed("The agent ends.")
         if uuid in self.own:
             return await self._call_alone(self.own[uuid], call, uuid, seconds)
         try:
@@ -237,5 +236,7 @@ class Readers:
         return {reader.process.pid for reader in readers if reader.process is not None}
 
     async def close(self) -> None:
+        """For good."""
+        self.over = True
         readers = [self.shared, *(own.reader for own in self.own.values())]
         await asyncio.gather(*(reader.close() for reader in readers))

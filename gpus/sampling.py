@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -85,6 +86,7 @@ class Sampler:
         self.gaps = 0  # cards that the driver counts and does not open
         self.strangers = 0  # those of them that nobody ever knew
         self.late: dict[str, asyncio.Task[None]] = {}
+        self.tasks: set[asyncio.Task[None]] = set()  # reads under way beside a sweep
 
     @property
     def backend_error(self) -> str:
@@ -171,8 +173,13 @@ class Sampler:
         """One question at a time to a card that may hang."""
         task = self.late.get(card.uuid)
         if task is None or task.done():
-            task = asyncio.create_task(self.read(card.uuid, with_processes))
-            self.late[card.uuid] = task
+            task = self.late[card.uuid] = self._beside(card.uuid, with_processes)
+        return task
+
+    def _beside(self, uuid: str, with_processes: bool) -> asyncio.Task[None]:
+        task = asyncio.create_task(self.read(uuid, with_processes))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
         return task
 
     async def read(self, uuid: str, with_processes: bool) -> None:
@@ -206,9 +213,7 @@ class Sampler:
     async def fresh(self, uuid: str, seconds: float) -> Card | None:
         """Read and list one card now; `None` when it did not answer in time or in order."""
         alone = self.readers.alone(uuid)
-        task = (
-            self._start_late(self.cards[uuid], True) if alone else asyncio.create_task(self.read(uuid, True))
-        )
+        task = self._start_late(self.cards[uuid], True) if alone else self._beside(uuid, True)
         began = datetime.now(UTC)
         done, _ = await asyncio.wait([task], timeout=seconds)  # a call under way is not cut off
         card = self.cards.get(uuid)
@@ -219,9 +224,16 @@ class Sampler:
         return [replace(card) for card in self.cards.values()]
 
     async def close(self) -> None:
-        for task in self.late.values():
-            task.cancel()
+        await ended(self.tasks)
         await self.readers.close()
+
+
+async def ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cut off, and waited for: an event loop that ends while a process is being made may never end (Python 3.11)."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def in_pci_order(infos: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -57,7 +57,7 @@ HOTTEST_CELSIUS, LARGEST_WATTS = 200, 5000
 
 def no_driver(error: nvml.NVMLError) -> BackendUnavailable:
     """Why no card can be read. The next question needs a new process: the library stays as it was loaded."""
-    reason = f"The NVIDIA driver does not answer: {error}."
+    reason = f"The NVIDIA driver does not answer: {str(error).rstrip('.')}."
     return BackendUnavailable(
         reason, DRIVER_REPAIRS.get(error.value, "`nvidia-smi` shows the same error."), stale_library=True
     )

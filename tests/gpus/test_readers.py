@@ -166,6 +166,31 @@ async def test_a_reader_that_dies_is_started_again(pool: Readers, uuids: list[st
     assert await pool.call("read", uuids[0])
 
 
+async def test_it_ends_in_the_middle_of_a_start(pool: Readers, uuids: list[str]) -> None:
+    for turns in range(1, 8):
+        call = asyncio.create_task(pool.call("read", uuids[0]))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        call.cancel()
+        done, _ = await asyncio.wait([call], timeout=10)
+        assert done, f"cut off after {turns} turns of the loop, it never ends"
+    assert Path(f"/proc/self/task/{os.getpid()}/children").read_text() == ""
+
+
+async def test_nothing_is_read_after_the_end(
+    sampler: Sampler, uuids: list[str], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "CALL_SECONDS", 20)
+    (home / f"hang-{uuids[0]}").touch()
+    assert await sampler.fresh(uuids[0], 0.1) is None  # its question is still under way
+    start = time.monotonic()
+    await sampler.close()
+    assert time.monotonic() - start < 5
+    assert not sampler.tasks
+    await sampler.read(uuids[1], with_processes=False)
+    assert sampler.readers.shared.process is None
+
+
 async def test_a_reader_starts_fast_and_without_django(
     spec: backends.Spec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
