@@ -77,7 +77,8 @@ class Holders:
             simulated.hold(self.cards[card], process.pid, process.start)
 
     def end(self) -> None:
-        for process in self.held:
+        families = [process for child in self.children for process in processes.descendants(child.pid)]
+        for process in [*self.held, *families]:
             if processes.alive(process) and process.pid != os.getpid():
                 os.kill(process.pid, signal.SIGKILL)
         for child in self.children:
