@@ -23,7 +23,7 @@ from setproctitle import setproctitle
 from gpus import procfs, publish
 from gpus.backends import simulated
 from gpus.timing import scaled
-from jobs import dispatch, endings, events, faults, lease, ownership, paths, processes, tasks
+from jobs import cardloss, dispatch, endings, events, faults, lease, ownership, paths, processes, tasks
 from jobs.models import ACTIVE, FINAL, Attempt, Job, Status
 from jobs.patience import AWAY, patiently, quietly
 from jobs.processes import Process
@@ -83,6 +83,7 @@ class Keeper:
         self.stop_sent = False
         self.overdue_at = 0.0
         self.killed_for = ""
+        self.card_lost = ""
         self.peak_bytes = 0
         self.observed: int | None = None
         self.sample_at = 0.0
@@ -182,6 +183,13 @@ class Keeper:
         if time.monotonic() - self.heartbeat_at >= scaled(HEARTBEAT_SECONDS):
             self.heartbeat_at = time.monotonic()
             quietly(self.heartbeat)
+            quietly(self.look_at_cards)
+        if self.card_lost:
+            self.stop()  # it may keep a checkpoint, if its card lets it
+            self.kill_when_overdue("card_lost")
+
+    def look_at_cards(self) -> None:
+        self.card_lost = self.card_lost or cardloss.sentence(self.attempt)
 
     def _read_row(self) -> Job:
         fields = ("status", "attempt", "cancel_requested_at", "pause_requested_at")
@@ -193,7 +201,7 @@ class Keeper:
         elif row.status in FINAL or row.cancel_requested_at:
             # A work that has just written its end has a moment left to say so and go.
             self.stop()
-            self.kill_when_overdue()
+            self.kill_when_overdue("cancel")
         elif row.pause_requested_at:
             self.stop()
         elif row.status == Status.STARTING and time.monotonic() - self.began_at > START_LIMIT_SECONDS:
@@ -206,11 +214,11 @@ class Keeper:
             self.stop_sent = True
             processes.send(self.work, signal.SIGTERM)
 
-    def kill_when_overdue(self) -> None:
-        """30 s after a cancel, when the work has not found the time to end."""
+    def kill_when_overdue(self, why: str) -> None:
+        """30 s after it was asked to stop, when the work has not found the time to end."""
         self.overdue_at = self.overdue_at or time.monotonic() + scaled(KILL_AFTER_SECONDS)
         if time.monotonic() > self.overdue_at:
-            self.kill("cancel")
+            self.kill(why)
 
     def kill(self, why: str) -> None:
         assert self.work is not None
@@ -286,6 +294,8 @@ class Keeper:
         job, attempt, status = self.job, self.attempt, self.exit_status or 0
         if job.cancel_requested_at or self.killed_for == "cancel":
             endings.cancelled(job, attempt)
+        elif self.card_lost:
+            endings.card_lost(job, attempt, self.card_lost)
         elif self.killed_for == "never_started":
             endings.never_started(job, attempt, f"the work did not start in {START_LIMIT_SECONDS:.0f} s")
         elif status == -signal.SIGKILL and not self.killed_for and oom_kills() > self.oom_kills:

@@ -28,7 +28,7 @@ from setproctitle import setproctitle
 
 from gpus import backends, publish
 from gpus.readings import CardInfo
-from jobs import arrival, endings, events, faults, paths, processes, registry
+from jobs import arrival, cardloss, endings, events, faults, paths, processes, registry
 from jobs.context import WorkContext
 from jobs.endings import End
 from jobs.exceptions import Fenced, JobRejected, JobStopped
@@ -85,6 +85,10 @@ def main(job: Job, attempt: Attempt, gate: int, token: str) -> int:
         end = patiently(partial(end_of, job, error, reported=reported))
     if end is None:
         stop.give_in()
+    if end.status == Status.FAILED and (loss := cardloss.behind(attempt, end.error)):
+        patiently(partial(endings.card_lost, job, attempt, loss))
+        publish.flush(1.0)
+        return 0
     return publish_end(job, attempt, end)
 
 
