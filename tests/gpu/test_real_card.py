@@ -126,7 +126,7 @@ time.sleep(600)
 
 
 def test_a_leftover_that_holds_the_cards_memory_is_cleaned(real: System, card: dict[str, Any]) -> None:
-    """A process with the token of an attempt that has ended, in a session of its own: within grace, round and ladder."""
+    """It has the token of an attempt that has ended, in a session of its own: gone within grace, round and ladder."""
     before, token = used_mib(card["uuid"]), secrets.token_hex(16)
     job = real.submit("rehearsal", gpu=card["uuid"], steps=1)
     real.wait(job["id"])
