@@ -85,6 +85,7 @@ class Sampler:
         self.listed: set[str] = set()
         self.gaps = 0  # cards that the driver counts and does not open
         self.strangers = 0  # those of them that nobody ever knew
+        self.lost: set[str] = set()  # as of the last round
         self.late: dict[str, asyncio.Task[None]] = {}
         self.tasks: set[asyncio.Task[None]] = set()  # reads under way beside a sweep
 
@@ -152,10 +153,13 @@ class Sampler:
         """One round: every 6 s which cards there are and who is on them, and every value each time."""
         if lists:
             await self.discover()
-        lost = {card.uuid for card in self.cards.values() if card.lost}
         await self.sweep(with_processes=lists)
-        if any(card.lost and card.uuid not in lost for card in self.cards.values()):
+        if self.now_lost() - self.lost:  # in this sweep, or when somebody asked for a fresh reading
             await self.discover()  # or was it taken out, or an instance unmade?
+        self.lost = self.now_lost()
+
+    def now_lost(self) -> set[str]:
+        return {card.uuid for card in self.cards.values() if card.lost}
 
     async def sweep(self, with_processes: bool) -> None:
         """Read every card: the shared reader's one after the other, the others beside them."""
