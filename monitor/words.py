@@ -28,6 +28,8 @@ def state_of_card(info: shapes.Info) -> Said:
     """The word on the card's badge."""
     if info["health"] == "ok" and not info["selectable"]:
         return said("not used", tone="")
+    if info["health"] == "ok" and is_split(info):
+        return said("split", tone="")
     if info["health"] == "ok":
         return said("busy" if info["jobs"] else "free", tone="busy" if info["jobs"] else "")
     tone = "bad" if info["health"] in TROUBLE else "warn"
@@ -35,6 +37,11 @@ def state_of_card(info: shapes.Info) -> Said:
     if info["health"] in ("lost", "host_lost", "stale") and info["last_seen_at"]:
         word += f" · {since(info['last_seen_at'])}"
     return said(word, tone=tone)
+
+
+def is_split(info: shapes.Info) -> bool:
+    """A card whose MIG instances take the jobs, and it none."""
+    return bool(info["mig_mode"]) and not info["mig_parent"]
 
 
 def card_says(gpu: Gpu, info: shapes.Info, outside_bytes: int = 0) -> str:
@@ -47,6 +54,8 @@ def card_says(gpu: Gpu, info: shapes.Info, outside_bytes: int = 0) -> str:
         return " ".join(part for part in (f"{sentence(info['health_detail'])}.", gpu.note) if part)
     if not info["selectable"]:
         return "Not among MISTUDIO_VISIBLE_GPUS: shown, never used."
+    if is_split(info):
+        return "Its MIG instances take the jobs."
     if gpu.note:
         return gpu.note
     if outside_bytes:
@@ -78,9 +87,14 @@ def no_cards(host: Host) -> Said:
 def lost_card(info: shapes.Info) -> Said:
     if info["health"] == "quarantined":
         text = f"Card {info['gpu_id']} is closed: memory of an ended job has not come back."
-        return said(text, bad=True, more="It opens by itself as soon as the memory is free.")
+        return said(text, bad=True, uuid=info["uuid"], more="It opens by itself as soon as the memory is free.")
     text = f"Card {info['gpu_id']} of {info['host']} was lost {ago(info['last_seen_at'])}."
-    return said(text, bad=True, more="Its jobs keep their checkpoints. The other cards are not affected.")
+    return said(
+        text,
+        bad=True,
+        uuid=info["uuid"],
+        more="Its jobs keep their checkpoints. The other cards are not affected.",
+    )
 
 
 # Jobs ---------------------------------------------------------------------------------------------------

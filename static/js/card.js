@@ -1,0 +1,46 @@
+/* The page of a card: its charts and its values, live. */
+(() => {
+  "use strict";
+  const { curves } = window.mistudio;
+  const { $, $$ } = curves;
+  const main = $("main");
+  const store = window.mistudio.history(main.dataset.curves, Number(main.dataset.sample) || 2);
+  const [card] = curves.shown();
+  const gone = () => ["lost", "removed"].includes($("[data-health]")?.dataset.health);
+
+  function draw() {
+    if (document.hidden) return;
+    curves.draw(card, store);
+    if ($("#since").textContent !== store.says()) $("#since").textContent = store.says();
+  }
+
+  document.addEventListener("live:frame", ({ detail: frame }) => {
+    if (frame.channel !== "system/gpus" || frame.event !== "system:metrics") return;
+    const mine = frame.data.gpus.filter((metrics) => metrics.uuid === card.uuid);
+    if (!mine.length) return;
+    store.add(mine);
+    curves.showCard(card.element, mine[0], Boolean(frame.data.errors?.[card.uuid]));
+    draw();
+  });
+  document.addEventListener("live:patched", () => gone() && curves.showCard(card.element, { power_limit_watts: card.limit }, true));
+  document.addEventListener("history:changed", draw);
+  document.addEventListener("theme:changed", () => requestAnimationFrame(draw));
+  document.addEventListener("visibilitychange", draw);
+  setInterval(draw, 5000); // the time axis moves on when no frame comes
+
+  /** The window is the Monitor's: whoever looks at a week there looks at it here. */
+  function remembered() {
+    try { return JSON.parse(localStorage.getItem("monitor") || "{}"); } catch { return {}; }
+  }
+
+  function choose(minutes) {
+    for (const button of $$("[data-choice] button")) button.ariaPressed = String(button.dataset.value === minutes);
+    curves.ends(main, $(`[data-choice] [data-value="${minutes}"]`).textContent);
+    try { localStorage.setItem("monitor", JSON.stringify({ ...remembered(), minutes })); } catch { /* for this page only */ }
+    store.load(Number(minutes));
+  }
+
+  for (const button of $$("[data-choice] button")) button.addEventListener("click", () => choose(button.dataset.value));
+  const last = remembered().minutes;
+  choose($(`[data-choice] [data-value="${CSS.escape(last ?? "")}"]`) ? last : "30");
+})();
