@@ -54,6 +54,7 @@ def context(gpu: Gpu, user: User, typed: Mapping[str, Any] | None = None, errors
         "processes": board.rows_of([card]),
         "events": list(GpuEvent.objects.filter(uuid=gpu.uuid).order_by("-at", "-id")[:EVENTS_SHOWN]),
         "windows": curves.WINDOWS,
+        "none": "No job has run on it yet.",
         "staff": staff,
         "typed": typed or {name: getattr(gpu, name) for name in ("note", "max_jobs", "interactive_slots")},
         "errors": errors or {},
