@@ -76,6 +76,7 @@ def card_of(gpu: Gpu, hold: owners.Hold, active: dict[str, Job], judge: Judge) -
         "metrics": metrics_of(gpu),
         "jobs": [active[job_id] for job_id in hold["jobs"] if job_id in active],
         "processes": processes,
+        "lists": gpu.processes_at is not None,
         "trouble": info["health"] in words.TROUBLE,
         "state": words.state_of_card(info),
         "says": words.card_says(gpu, info, outside_of(processes)),
@@ -107,7 +108,16 @@ class Judge:
 def processes_on(cards: list[Card]) -> dict[str, Any]:
     """Those of all cards in one list, and how many do not fit into it."""
     rows = rows_of(cards)
-    return {"processes": rows[:PROCESSES_SHOWN], "processes_more": max(0, len(rows) - PROCESSES_SHOWN)}
+    return {
+        "processes": rows[:PROCESSES_SHOWN],
+        "processes_more": max(0, len(rows) - PROCESSES_SHOWN),
+        "unlisted": unlisted(cards),
+    }
+
+
+def unlisted(cards: list[Card]) -> list[int]:
+    """Cards in order whose driver does not say which processes they have."""
+    return [card["info"]["gpu_id"] for card in cards if not (card["lists"] or card["trouble"])]
 
 
 def rows_of(cards: list[Card]) -> list[dict[str, Any]]:

@@ -52,6 +52,7 @@ def context(gpu: Gpu, user: User, typed: Mapping[str, Any] | None = None, errors
         "instances": [one for one in gpus.values() if one.info.get("mig_parent") == gpu.uuid],
         "parent": gpus.get(gpu.info.get("mig_parent") or ""),
         "processes": board.rows_of([card]),
+        "unlisted": board.unlisted([card]),
         "events": list(GpuEvent.objects.filter(uuid=gpu.uuid).order_by("-at", "-id")[:EVENTS_SHOWN]),
         "windows": curves.WINDOWS,
         "none": "No job has run on it yet.",

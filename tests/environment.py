@@ -15,8 +15,11 @@ DATABASE = os.environ.get("MISTUDIO_TEST_DATABASE_URL", "")
 #: Where the browser tests leave their pictures (tests/browser/camera.py).
 PICTURES = os.environ.get("MISTUDIO_PICTURES", "")
 
+#: Said to the tests, and read once more by each process of a run on several cores.
+OURS = ("MISTUDIO_TEST_DATABASE_URL", "MISTUDIO_PICTURES")
+
 # A developer's own settings must not reach the tests, nor the tests a developer's data.
-for name in [n for n in os.environ if n.startswith("MISTUDIO_")]:
+for name in [n for n in os.environ if n.startswith("MISTUDIO_") and n not in OURS]:
     del os.environ[name]
 os.environ |= {
     "MISTUDIO_HOME": HOME,

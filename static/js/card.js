@@ -6,7 +6,7 @@
   const main = $("main");
   const store = window.mistudio.history(main.dataset.curves, Number(main.dataset.sample) || 2);
   const [card] = curves.shown();
-  const gone = () => ["lost", "removed"].includes($("[data-health]")?.dataset.health);
+  const health = () => $("[data-health]")?.dataset.health;
 
   function draw() {
     if (document.hidden) return;
@@ -19,10 +19,10 @@
     const mine = frame.data.gpus.filter((metrics) => metrics.uuid === card.uuid);
     if (!mine.length) return;
     store.add(mine);
-    curves.showCard(card.element, mine[0], Boolean(frame.data.errors?.[card.uuid]));
+    curves.showCard(card.element, mine[0], curves.silent(health(), mine[0], frame.data.errors?.[card.uuid]));
     draw();
   });
-  document.addEventListener("live:patched", () => gone() && curves.showCard(card.element, { power_limit_watts: card.limit }, true));
+  document.addEventListener("live:patched", () => health() === "lost" && curves.showCard(card.element, { power_limit_watts: card.limit }, true));
   document.addEventListener("history:changed", draw);
   document.addEventListener("theme:changed", () => requestAnimationFrame(draw));
   document.addEventListener("visibilitychange", draw);

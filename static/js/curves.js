@@ -35,7 +35,8 @@ window.mistudio.curves = (() => {
   /** `limits`: functions that give slowdown (°C), limit (W) and total (bytes), or null. Memory is in MiB. */
   const scale = (name, limits) => SCALES[name](limits);
   const limitsOf = (card) => ({ slowdown: () => card.slowdown, limit: () => card.limit, total: () => card.total });
-  const label = (name) => (value) => whole(name === "memory" ? value / MIB_PER_GIB : value);
+  const label = (name) => (value) => tick(name === "memory" ? value / MIB_PER_GIB : value);
+  const tick = (value) => (value >= 10000 ? `${Math.round(value / 1000)}k` : whole(value));
 
   /* Words ----------------------------------------------------------------------------------------------- */
   const amount = (value, name) => (name === "memory" && known(value) ? (value / MIB_PER_GIB).toFixed(1) : whole(value));
@@ -85,15 +86,18 @@ window.mistudio.curves = (() => {
   }
 
   /* What a card says now -------------------------------------------------------------------------------- */
+  /** Whether there is nothing to show: the card is lost, or its last reading failed and the one before is old. */
+  const silent = (health, metrics, error) => health === "lost" || Boolean(error && metrics.stale);
+
   /** A card that does not answer shows dashes; a reading that is old is shown, but paler. */
-  function showCard(element, metrics, silent) {
-    window.mistudio.fill(element, silent ? { power_limit_watts: metrics.power_limit_watts } : metrics);
-    element.classList.toggle("old", Boolean(metrics.stale) && !silent);
+  function showCard(element, metrics, isSilent) {
+    window.mistudio.fill(element, isSilent ? { power_limit_watts: metrics.power_limit_watts } : metrics);
+    element.classList.toggle("old", Boolean(metrics.stale) && !isSilent);
     element.dataset.slowdown = metrics.temperature_slowdown_celsius ?? "";
     element.dataset.limit = metrics.power_limit_watts ?? "";
     const meter = $("meter", element);
-    if (meter) meter.value = (!silent && metrics.memory_used_bytes) || 0;
+    if (meter) meter.value = (!isSilent && metrics.memory_used_bytes) || 0;
   }
 
-  return { $, $$, UNITS, number, token, dashed, shown, scale, label, measured, spoken, draw, ends, showCard, withBand };
+  return { $, $$, UNITS, number, token, dashed, shown, scale, label, measured, spoken, draw, ends, silent, showCard, withBand };
 })();

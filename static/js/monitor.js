@@ -195,15 +195,17 @@
     for (const reading of readings) newest.set(reading.uuid, reading);
     for (const card of cards) {
       const reading = readings.find((one) => one.uuid === card.uuid);
-      if (reading) curves.showCard(card.element, reading, Boolean(errors[card.uuid]));
+      if (reading) curves.showCard(card.element, reading, curves.silent(healthOf(card.element), reading, errors[card.uuid]));
     }
     totals();
     drawDue();
   }
 
+  const healthOf = (row) => $("[data-health]", row)?.dataset.health;
+
   /** What the rows say of a card, from its badge: trouble gets its frame, a lost card its dashes. */
   function judge({ element, limit }) {
-    const health = $("[data-health]", element)?.dataset.health;
+    const health = healthOf(element);
     element.classList.toggle("trouble", TROUBLE.includes(health));
     if (OLD.includes(health)) element.classList.add("old"); // frames that stop coming cannot take it away
     if (health === "lost") curves.showCard(element, { power_limit_watts: limit }, true);

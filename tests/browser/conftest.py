@@ -27,8 +27,8 @@ FLAGS = [
     "--disable-background-networking",
 ]
 Prepare = Callable[[Page], None]
-#: What browsers themselves write when a server goes away, and when a form is refused.
-EXPECTED = ("WebSocket connection to", "net::ERR_", "status of 400")
+#: What browsers themselves write when a server goes away, when a form is refused, and htmx when a page is left.
+EXPECTED = ("WebSocket connection to", "net::ERR_", "status of 400", "htmx:sendAbort", "htmx:afterRequest")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
