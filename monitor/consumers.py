@@ -20,7 +20,8 @@ MAX_MESSAGE_BYTES = 4096
 MAX_CHANNELS = 300
 SOCKETS_PER_USER = 20
 RECHECK_SECONDS = 60.0
-SIGNED_OUT, TRY_LATER = 4401, 1013
+#: Of the range that applications may use: daphne refuses to send any other, such as 1013.
+SIGNED_OUT, TRY_LATER = 4401, 4429
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 look_up_visitor = database_sync_to_async(access.visitor)

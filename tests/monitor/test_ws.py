@@ -322,7 +322,7 @@ async def test_it_limits_the_sockets_of_one_user(
     monkeypatch.setattr(consumers, "SOCKETS_PER_USER", 1)
     async with opened("/ws/", alice), opened("/ws/", alice) as second, opened("/ws/", bob) as other:
         assert (await second.receive_json_from(timeout=5))["code"] == "too_many_sockets"
-        assert (await second.receive_output(timeout=5))["code"] == 1013
+        assert (await second.receive_output(timeout=5))["code"] == 4429
         assert await other.receive_nothing()
 
 

@@ -7,14 +7,15 @@ import json
 import tempfile
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
 
+from monitor.consumers import SOCKETS_PER_USER, TRY_LATER
 from tests.monitor.live import CARD, Live, running
 
 
@@ -151,3 +152,16 @@ async def test_it_listens_again_after_the_broker_was_away(live: Live) -> None:
         await publish(layer, 77)
         assert (await heard(socket))["seq"] == 77
         await layer.flush()
+
+
+async def test_one_socket_too_many_is_told_so_and_closed(live: Live) -> None:
+    """daphne refuses to send most of the codes below 3000: only a real one shows whether ours goes out."""
+    async with AsyncExitStack() as stack:
+        for _ in range(SOCKETS_PER_USER):
+            await stack.enter_async_context(opened(live, "/ws/"))
+        async with opened(live, "/ws/") as another:
+            assert (await heard(another))["code"] == "too_many_sockets"
+            with pytest.raises(ConnectionClosedError) as ended:
+                await heard(another)
+            assert ended.value.rcvd
+            assert ended.value.rcvd.code == TRY_LATER
