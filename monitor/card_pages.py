@@ -102,5 +102,7 @@ def moment(text: str | None) -> float | None:
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < 2**33:  # the year 2242; no float beyond is a date
-        raise ApiError(400, "invalid", "since: seconds since 1970.", errors={"since": ["Seconds since 1970."]})
+        raise ApiError(
+            400, "invalid", "since: seconds since 1970.", errors={"since": ["Seconds since 1970."]}
+        )
     return seconds

@@ -12,7 +12,7 @@ from gpus import shapes
 from gpus.models import Gpu, GpuEvent
 from jobs.models import ACTIVE, WAITING, Job, Status
 from jobs.people import is_staff
-from monitor import board, curves, joblist, words
+from monitor import board, curves, joblist
 from monitor.artifactpage import Fact
 from monitor.templatetags.show import DASH, ago, size
 
@@ -38,7 +38,9 @@ LIVE = (
 )
 
 
-def context(gpu: Gpu, user: User, typed: Mapping[str, Any] | None = None, errors: Any = None) -> dict[str, Any]:
+def context(
+    gpu: Gpu, user: User, typed: Mapping[str, Any] | None = None, errors: Any = None
+) -> dict[str, Any]:
     """`typed` and `errors`: a form that was refused, to be shown again as it was sent."""
     gpus = board.gpu_map()
     [card] = board.cards_of([gpu])
@@ -74,7 +76,9 @@ def facts(gpu: Gpu, info: shapes.Info) -> Iterator[Fact]:
     yield Fact("driver", info["driver_version"] or DASH)
     yield Fact("CUDA of the driver", info["cuda_version"] or DASH)
     yield Fact("compute capability", info["compute_capability"] or DASH)
-    yield Fact("memory", size(info["memory_total_bytes"]) + (", the host's own" if info["unified_memory"] else ""))
+    yield Fact(
+        "memory", size(info["memory_total_bytes"]) + (", the host's own" if info["unified_memory"] else "")
+    )
     yield Fact("compute mode", info["compute_mode"] or DASH)
     yield Fact("MIG", mig(info))
     yield Fact("takes at once", takes(info))
@@ -117,7 +121,9 @@ def live(metrics: shapes.Metrics) -> Iterator[dict[str, Any]]:
 def consequences(gpu: Gpu, card: board.Card) -> list[str]:
     """What switching the card off does to the jobs that there are, or what switching it on again does."""
     if not gpu.enabled:
-        return ["It takes the next job that fits. Jobs that were refused meanwhile are not queued again by themselves."]
+        return [
+            "It takes the next job that fits. Jobs that were refused meanwhile are not queued again by themselves."
+        ]
     running = [str(job) for job in card["jobs"]]
     asking = jobs_that_name(gpu)
     return [
@@ -145,18 +151,18 @@ def goes_on(names: list[str]) -> str:
 
 
 def refused(names: list[str]) -> str:
-    if not names:
-        return ""
-    verb = "is refused" if len(names) == 1 else "are refused"
-    return f"{count(len(names), 'queued job')} that named this card {verb}: {listed(names)}. Nothing is moved by itself."
+    who = f"{count(len(names), 'queued job')} that named this card"
+    return f"{who} {are(names)} refused: {listed(names)}. Nothing is moved by itself." if names else ""
 
 
 def later(names: list[str]) -> str:
-    if not names:
-        return ""
-    verb = "is refused" if len(names) == 1 else "are refused"
-    what = "held or paused job"
-    return f"{count(len(names), what)} that named it {verb} when released or resumed before it is open again: {listed(names)}."
+    who = f"{count(len(names), 'held or paused job')} that named it"
+    when = "when released or resumed before it is open again"
+    return f"{who} {are(names)} refused {when}: {listed(names)}." if names else ""
+
+
+def are(names: list[str]) -> str:
+    return "is" if len(names) == 1 else "are"
 
 
 def listed(names: list[str]) -> str:

@@ -15,7 +15,10 @@ CHIPS, JOBS = 10, 2
 def context(cards: Sequence[Card], queue: dict[str, Any], silent: Sequence[str]) -> dict[str, Any]:
     free = [card["info"] for card in cards if card["state"]["text"] == "free"]
     outside = [
-        process for card in cards for process in card["processes"] if process["owner"] in ("foreign", "unknown")
+        process
+        for card in cards
+        for process in card["processes"]
+        if process["owner"] in ("foreign", "unknown")
     ]
     return {
         "free": free[:CHIPS],

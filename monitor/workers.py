@@ -41,4 +41,6 @@ def rows(hosts: Sequence[Host], pulses: dict[str, datetime]) -> list[dict[str, A
     heard = {name.removeprefix(CANARY) for name in pulses if name.startswith(CANARY)}
     names = sorted(heard | {host_queue(host.name) for host in hosts})
     depths = queues.depths(names) or {}
-    return [{"queue": name, "waiting": depths.get(name), "canary_at": pulses.get(CANARY + name)} for name in names]
+    return [
+        {"queue": name, "waiting": depths.get(name), "canary_at": pulses.get(CANARY + name)} for name in names
+    ]
