@@ -26,7 +26,7 @@ for at in range(now - int(minutes * 60_000), now, int(every * 1000)):
         busy = min(1.0, max(0.0, load[n % len(shares)]))
         total = card.memory_total_bytes or 24 * 2**30
         limit = card.reading.get("power_limit_watts") or 350
-        used = int(total * (0.02 + 0.8 * share))
+        used = card.reading.get("memory_used_bytes") or int(total * (0.02 + 0.8 * share))
         values = (int(1000 * busy), used, int(10 * (36 + 42 * busy)), int(10 * limit * (0.07 + 0.8 * busy)))
         readings.append(recorder.Sample(card.uuid, at, values))
 for first in range(0, len(readings), 5000):
@@ -37,7 +37,10 @@ while not rollups.roll_up(seconds=60):
 
 
 def live_through(system: System, minutes: float, shares: Sequence[float] = (0.6,), steps: int = 1500) -> None:
-    """The last `minutes` of every card that the system knows; `shares`: how busy each was, from 0 to 1."""
+    """The last `minutes` of every card that the system knows; `shares`: how busy each was, from 0 to 1.
+
+    Memory was used all the time as it is now.
+    """
     every = max(1.0, math.ceil(minutes * 60 / steps))
     command = [sys.executable, "-c", SCRIPT, str(minutes), str(every), ",".join(map(str, shares))]
     env = system.env | {"DJANGO_SETTINGS_MODULE": "mistudio.settings"}

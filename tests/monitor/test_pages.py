@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 import re
 from datetime import timedelta
 from typing import Any
@@ -13,6 +14,7 @@ from django.contrib.staticfiles import finders
 from django.test import Client
 from django.utils import timezone
 
+from gpus import recorder
 from gpus.models import Gpu, Host
 from jobs.models import Artifact, Attempt, Job, JobMetric, Status
 from tests.conftest import make_card
@@ -150,12 +152,30 @@ def test_a_removed_card_leaves_the_monitor(alice: User, three_cards: list[Gpu]) 
     assert page_of(alice, "/").count("data-card=") == 2
 
 
-def test_the_monitor_fits_in_250_kilobytes(alice: User, three_cards: list[Gpu]) -> None:
+def reading(dice: random.Random, uuid: str, at: int) -> recorder.Sample:
+    values = (
+        dice.randrange(1001),
+        dice.randrange(80 * 2**30),
+        dice.randrange(300, 900),
+        dice.randrange(3500),
+    )
+    return recorder.Sample(uuid, at, values)
+
+
+def test_the_monitor_fits_in_250_kilobytes(alice: User, living_host: Host) -> None:
+    """With eight cards and a window of history in which every step has its band."""
+    now, dice = int(1000 * timezone.now().timestamp()), random.Random(0)
+    for index in range(8):
+        uuid = make_card(living_host, index).uuid
+        recorder.write([reading(dice, uuid, at) for at in range(now - 1_800_000, now, 2_000)])
     html = page_of(alice, "/")
     files = re.findall(r'(?:src|href)="/static/([^"]+)"', html)
     assert any("uPlot" in name for name in files)
-    bodies = [html.encode()] + [open(finders.find(name), "rb").read() for name in files]
-    assert sum(len(gzip.compress(body)) for body in bodies) <= 250_000
+    fetched = [html, page_of(alice, "/curves/?minutes=30"), page_of(alice, "/parts/")]
+    bodies = [text.encode() for text in fetched] + [open(finders.find(name), "rb").read() for name in files]
+    weights = [len(gzip.compress(body)) for body in bodies]
+    assert weights[1] > 20_000  # the curves are there
+    assert sum(weights) <= 250_000, weights
 
 
 # Jobs ---------------------------------------------------------------------------------------------------
