@@ -81,7 +81,7 @@ def test_twelve_questions(browser: Browser, system: System) -> None:
 
 
 def set_of_unanswered(page: Page) -> set[str]:
-    text = page.evaluate(ON_SCREEN).replace("\u202f", " ")
+    text = " ".join(page.evaluate(ON_SCREEN).split())
     return {question for question, answer in QUESTIONS.items() if not re.search(answer, text)}
 
 
