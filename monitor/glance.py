@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gpus.shapes import by_memory
 from monitor.words import TROUBLE
 
 Card = dict[str, Any]
 #: A line holds so many chips or jobs; the rest is counted.
-CHIPS, JOBS = 10, 2
+CHIPS, JOBS = 8, 2
 
 
 def context(cards: Sequence[Card], queue: dict[str, Any], silent: Sequence[str]) -> dict[str, Any]:
@@ -27,8 +28,8 @@ def context(cards: Sequence[Card], queue: dict[str, Any], silent: Sequence[str])
         "hottest": hottest(cards),
         "next": queue["rows"][:JOBS],
         "next_more": max(0, len(queue["rows"]) - JOBS) + queue["more"],
-        "outside": outside[:1],
-        "outside_cards": sorted({process["gpu_uuid"] for process in outside}),
+        "outside": by_memory(outside)[:1],
+        "outside_cards": list(dict.fromkeys(process["gpu_uuid"] for process in outside)),
         "outside_bytes": sum(process["memory_used_bytes"] or 0 for process in outside),
         "outside_more": max(0, len(outside) - 1),
         "trouble": [card for card in cards if card["info"]["health"] in TROUBLE],

@@ -212,11 +212,12 @@
   }
 
   let drawnAt = 0;
-  function draw() {
+  /** With every frame only what is in view; `everywhere` when all of it is another than before, and for print. */
+  function draw(everywhere = false) {
     drawnAt = Date.now();
     if (choice.mode === "aggregated") drawAggregated();
     if (choice.mode === "compare") drawCompare();
-    for (const card of cards) if (inView.has(card.element)) curves.draw(card, store);
+    for (const card of cards) if (everywhere || inView.has(card.element)) curves.draw(card, store);
   }
 
   /** A window of days moves by a pixel in minutes: it is not drawn with every frame. */
@@ -247,8 +248,9 @@
     for (const card of cards) judge(card);
     totals();
   });
-  document.addEventListener("history:changed", () => { draw(); drawDue(); });
-  document.addEventListener("theme:changed", () => requestAnimationFrame(draw));
+  document.addEventListener("history:changed", () => { draw(true); drawDue(); });
+  window.addEventListener("beforeprint", () => draw(true));
+  document.addEventListener("theme:changed", () => requestAnimationFrame(() => draw()));
   document.addEventListener("visibilitychange", () => document.hidden || draw());
   setInterval(drawDue, Math.max(1, SAMPLE) * 1000); // the time axis moves on when no frame comes
 

@@ -42,7 +42,7 @@ def choose(page: Page, name: str) -> None:
 @pytest.fixture(scope="module")
 def past(system: System) -> System:
     """Two hours of all cards; what was before is not there."""
-    live_through(system, 120, [0.9, 0.4, 0.0])
+    live_through(system, 120, [0.9, 0.4, 0.0], steps=7200)  # one a second
     return system
 
 
@@ -89,7 +89,7 @@ def test_a_step_of_several_readings_is_drawn_with_its_band(open_page: OpenPage, 
 def test_what_a_lost_connection_missed_is_fetched(open_page: OpenPage, past: System) -> None:
     page = open_page("/")
     choose(page, "5 min")
-    until(page, f"{KNOWN} > 100")
+    until(page, f"{KNOWN} > 250")
     before = page.evaluate(f"{CHART}[0].at(-1)")
     past.kill("web")
     expect(page.locator(".live[data-state=lost]")).to_be_visible()
@@ -102,16 +102,17 @@ def test_a_gap_stays_a_gap(open_page: OpenPage, past: System) -> None:
     """While the agent was stopped nothing was read, and no line is drawn over it; also after a reload."""
     page = open_page("/")
     choose(page, "5 min")
-    until(page, f"{KNOWN} > 100")
+    until(page, f"{KNOWN} > 250")
+    before = page.evaluate(HOLES)  # on a machine with much to do a reading may be late
     agent = past.kill("agent", signal.SIGSTOP)
     try:
-        page.wait_for_timeout(4000)
+        page.wait_for_timeout(5000)
     finally:
         os.kill(agent, signal.SIGCONT)
     expect(page.locator(".live[data-state=live]")).to_be_visible()
-    until(page, f"{HOLES} >= 2")
+    until(page, f"{HOLES} >= {before} + 3")
     page.reload()
-    until(page, f"{KNOWN} > 100 && {HOLES} >= 2")
+    until(page, f"{KNOWN} > 200 && {HOLES} >= {before} + 3")
 
 
 def test_without_history_the_page_lives_and_says_so(open_page: OpenPage, past: System) -> None:
