@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
+from tests.browser.palette import shrunk
 from tests.environment import PICTURES
 from tests.system import ROOT
 
@@ -32,7 +33,8 @@ def shoot(tmp_path: Path) -> Shoot:
         for width, theme in LOOKS:
             show(page, width, theme)
             file = place(tmp_path, f"{name}-{theme}{'-narrow' if width == NARROW else ''}.png")
-            page.screenshot(path=file, full_page=whole)
+            raw = page.screenshot(full_page=whole)
+            file.write_bytes(shrunk(raw) if file.parent == DOCUMENTS else raw)
         show(page, MIDDLE, "light")
         show(page, NARROWEST, "light")
         show(page, WIDE, "light")
@@ -53,8 +55,8 @@ def fits(page: Page) -> None:
 
 
 def place(otherwise: Path, name: str) -> Path:
-    folder = Path(PICTURES or otherwise)
+    folder = Path(PICTURES or otherwise).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    if folder.resolve() == DOCUMENTS and not (folder / name).exists():
+    if folder == DOCUMENTS and not (folder / name).exists():
         return otherwise / name
     return folder / name
