@@ -50,7 +50,7 @@ def context(
         "gpus": gpus,
         "card": card,
         "facts": list(facts(gpu, card["info"])),
-        "live": list(live(card["metrics"])),
+        "live": list(live(card["metrics"], said=bool(gpu.reading) and gpu.lost_at is None)),
         "instances": [one for one in gpus.values() if one.info.get("mig_parent") == gpu.uuid],
         "parent": gpus.get(gpu.info.get("mig_parent") or ""),
         "processes": board.rows_of([card]),
@@ -103,16 +103,16 @@ def takes(info: shapes.Info) -> str:
     return f"{count(info['max_jobs'], 'job')} and {info['interactive_slots']} interactive"
 
 
-def live(metrics: shapes.Metrics) -> Iterator[dict[str, Any]]:
-    """Every value with its unit; where the card does not say one, why."""
-    missing, values = metrics["missing"], dict(metrics)
+def live(metrics: shapes.Metrics, said: bool) -> Iterator[dict[str, Any]]:
+    """Every value with its unit; where the card does not say one, why. `said`: whether it says anything now."""
+    missing, values = metrics["missing"], dict(metrics) if said else {}
     for name, label, unit, written in LIVE:
         yield {
             "name": name,
             "label": label,
             "unit": unit,
             "as": written,
-            "value": values[name],
+            "value": values.get(name),
             "missing": missing.get(name, ""),
         }
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpus.shapes import by_memory
-from monitor.words import TROUBLE
 
 Card = dict[str, Any]
+#: Cards that are named; of a silent host its agent is.
+TROUBLE = ("lost", "quarantined")
 #: A line holds so many chips or jobs; the rest is counted.
 CHIPS, JOBS = 8, 2
 
@@ -33,6 +34,7 @@ def context(cards: Sequence[Card], queue: dict[str, Any], silent: Sequence[str])
         "outside_bytes": sum(process["memory_used_bytes"] or 0 for process in outside),
         "outside_more": max(0, len(outside) - 1),
         "trouble": [card for card in cards if card["info"]["health"] in TROUBLE],
+        "unheard": any(card["info"]["health"] == "host_lost" for card in cards),
         "silent": silent,
     }
 

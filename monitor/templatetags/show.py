@@ -145,7 +145,7 @@ def worded(name: str) -> str:
 @register.filter
 def listed(values: Iterable[str] | None) -> str:
     """Words of a list that a card says; "none" where it says an empty one."""
-    return ", ".join(values or ()).replace("_", " ") or "none"
+    return DASH if values is None else ", ".join(values).replace("_", " ") or "none"
 
 
 # Time ---------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 /* The page of a card: its charts and its values, live. */
 (() => {
   "use strict";
-  const { curves } = window.mistudio;
+  const { curves, localise } = window.mistudio;
   const { $, $$ } = curves;
   const main = $("main");
   const store = window.mistudio.history(main.dataset.curves, Number(main.dataset.sample) || 2);
@@ -23,6 +23,21 @@
     draw();
   });
   document.addEventListener("live:patched", () => health() === "lost" && curves.showCard(card.element, { power_limit_watts: card.limit }, true));
+  /* Jobs that ran here: rows change in place, a new one comes on top; rows that were loaded beyond stay. */
+  document.addEventListener("live:patched", ({ detail: fresh }) => {
+    localise(fresh);
+    for (const row of $$("[data-fresh-rows] tr[id]", fresh).reverse()) put(row);
+  });
+
+  function put(row) {
+    const old = document.getElementById(row.id);
+    if (!old) {
+      $("#rows tr.none")?.remove();
+      row.classList.add("new");
+      $("#rows").prepend(row);
+    } else if (old.innerHTML !== row.innerHTML && !old.contains(document.activeElement)) old.replaceWith(row);
+  }
+
   document.addEventListener("history:changed", draw);
   document.addEventListener("theme:changed", () => requestAnimationFrame(draw));
   document.addEventListener("visibilitychange", draw);

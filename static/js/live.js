@@ -14,7 +14,7 @@ window.mistudio = (() => {
   const known = (value) => value !== null && value !== undefined && Number.isFinite(Number(value));
   const whole = (value) => (known(value) ? grouped(Math.round(value)) : DASH);
   const grouped = (value) => String(value).replace(/\B(?=(\d{3})+(?!\d))/g, "\u202f");
-  const written = { gib: (value) => gib(value), text: (value) => value || DASH, list: (value) => value?.join(", ").replaceAll("_", " ") || "none" };
+  const written = { gib: (value) => gib(value), text: (value) => value || DASH, list: (value) => (value ? value.join(", ").replaceAll("_", " ") || "none" : DASH) };
   const gib = (bytes) => (known(bytes) ? (bytes / 2 ** 30).toFixed(1) : DASH);
 
   function size(bytes) {

@@ -156,8 +156,10 @@ def test_a_card_has_a_page_with_its_past_and_its_jobs(open_page: OpenPage, past:
     expect(page.locator("[data-part=processes]").get_by_role("link", name="on the second")).to_be_visible()
     past.wait(job["id"])
     expect(page.locator("[data-part^=holds]")).to_contain_text("takes the next job that fits")
+    ran = page.locator("#rows tr", has_text="on the second")
+    expect(ran).to_contain_text("succeeded")  # without a reload
     page.reload()
-    expect(page.locator("#rows").get_by_role("link", name="on the second")).to_be_visible()
+    expect(ran).to_contain_text("succeeded")
 
 
 def test_staff_drains_and_reopens_a_card(open_page: OpenPage, past: System) -> None:
