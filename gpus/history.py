@@ -87,15 +87,18 @@ def query(
     end: datetime,
     points: int = 300,
     now: datetime | None = None,
+    step: int | None = None,
 ) -> Window:
     """One metric of these cards from `start` to `end`, in about `points` equal steps of a round length.
+
+    `step` (seconds, of `STEPS`) instead of `points`: the end of a longer window, on that window's axis.
 
     Steps begin at multiples of their length, so windows that follow each other share them. A card without history is
     all gaps. The step that is under way is there as soon as it holds something.
     """
     now = now or timezone.now()
     points = min(points, max(1, MAX_POINTS_TOGETHER // max(1, len(uuids))))
-    step = resolution(start, end, points, now)
+    step = step or resolution(start, end, points, now)
     first, end_ms = samples.floor(samples.milliseconds(start), step * SECOND), samples.milliseconds(end)
     found = _read(METRICS[metric], uuids, first, end_ms, step * SECOND)
     t = list(range(first // SECOND, -(-end_ms // SECOND), step))

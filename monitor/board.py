@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,13 +9,15 @@ from django.contrib.auth.models import User
 
 from gpus import owners, shapes
 from gpus.models import Gpu, Host
+from jobs import ownership
 from jobs.models import ACTIVE, Job, Status
 from jobs.serializers import may_see
-from monitor import words
+from monitor import curves, glance, words, workers
 
 #: From so many cards on, a card is a line and its charts are opened one by one.
 LINES_FROM = 9
 QUEUE_LENGTH = 12
+PROCESSES_SHOWN = 20
 
 Card = dict[str, Any]
 
@@ -44,41 +45,42 @@ def monitor(user: User) -> dict[str, Any]:
     gpus = gpu_map()
     hosts = list(Host.objects.order_by("name"))
     cards = cards_of(present(gpus.values()))
+    waiting = queue(user, gpus)
+    running = workers.context(hosts)
     return {
         "gpus": gpus,
         "cards": cards,
-        "any_process": any(card["processes"] for card in cards),
-        "unlisted": [card["info"]["gpu_id"] for card in cards if not (card["lists"] or card["trouble"])],
         "lines": len(cards) >= LINES_FROM,
         "aggregate": shapes.aggregate([card["metrics"] for card in cards]),
         "hosts": hosts,
         "notices": notices(cards, hosts),
-        "queue": queue(user, gpus),
+        "queue": waiting,
+        "workers": running,
+        "glance": glance.context(cards, waiting, running["silent"]),
         "about": about(cards, hosts),
+        "windows": curves.WINDOWS,
+        **processes_on(cards),
     }
 
 
-def cards_of(gpus: list[Gpu]) -> list[Card]:
-    holds, active = owners.holds(), active_jobs()
-    cards = []
-    for gpu in gpus:
-        hold = holds.get(gpu.uuid, owners.NOTHING)
-        processes = processes_of(gpu)
-        held_by = [active[job_id] for job_id in hold["jobs"] if job_id in active]
-        info = shapes.info(gpu, hold)
-        cards.append(
-            {
-                "info": info,
-                "metrics": metrics_of(gpu),
-                "jobs": held_by,
-                "processes": processes,
-                "lists": gpu.processes_at is not None,
-                "trouble": info["health"] in words.TROUBLE,
-                "state": words.state_of_card(info),
-                "says": words.card_says(gpu, info, outside_of(processes)),
-            }
-        )
-    return cards
+def cards_of(gpus: Iterable[Gpu]) -> list[Card]:
+    """Each with its readings, its jobs and processes, and what is to be said of it."""
+    holds, active, judge = owners.holds(), active_jobs(), Judge()
+    return [card_of(gpu, holds.get(gpu.uuid, owners.NOTHING), active, judge) for gpu in gpus]
+
+
+def card_of(gpu: Gpu, hold: owners.Hold, active: dict[str, Job], judge: Judge) -> Card:
+    info, processes = shapes.info(gpu, hold), judge.processes_of(gpu)
+    return {
+        "info": info,
+        "metrics": metrics_of(gpu),
+        "jobs": [active[job_id] for job_id in hold["jobs"] if job_id in active],
+        "processes": processes,
+        "lists": gpu.processes_at is not None,
+        "trouble": info["health"] in words.TROUBLE,
+        "state": words.state_of_card(info),
+        "says": words.card_says(gpu, info, outside_of(processes)),
+    }
 
 
 def active_jobs() -> dict[str, Job]:
@@ -86,10 +88,43 @@ def active_jobs() -> dict[str, Job]:
     return {str(job.pk): job for job in jobs}
 
 
-def processes_of(gpu: Gpu) -> list[shapes.Process]:
-    whose = owners.owner_of(gpu.host.name, gpu.uuid, gpu.processes)
-    pairs = zip(gpu.processes, whose, strict=True)
-    return shapes.by_memory(shapes.process(gpu.uuid, entry, owner) for entry, owner in pairs)
+class Judge:
+    """Whose the processes are; asks once per host what is known there, however many cards it has."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, ownership.Known] = {}
+
+    def processes_of(self, gpu: Gpu) -> list[shapes.Process]:
+        if not gpu.processes:
+            return []
+        name = gpu.host.name
+        if name not in self.known:
+            self.known[name] = ownership.known_members(name)
+        whose = ownership.owners_among(gpu.processes, name, self.known[name])
+        pairs = zip(gpu.processes, whose, strict=True)
+        return shapes.by_memory(shapes.process(gpu.uuid, entry, owner) for entry, owner in pairs)
+
+
+def processes_on(cards: list[Card]) -> dict[str, Any]:
+    """Those of all cards in one list, and how many do not fit into it."""
+    rows = rows_of(cards)
+    return {
+        "processes": rows[:PROCESSES_SHOWN],
+        "processes_more": max(0, len(rows) - PROCESSES_SHOWN),
+        "unlisted": unlisted(cards),
+    }
+
+
+def unlisted(cards: list[Card]) -> list[int]:
+    """Cards in order whose driver does not say which processes they have."""
+    return [card["info"]["gpu_id"] for card in cards if not (card["lists"] or card["trouble"])]
+
+
+def rows_of(cards: list[Card]) -> list[dict[str, Any]]:
+    """Every process with its job, largest first."""
+    listed = shapes.by_memory(process for card in cards for process in card["processes"])
+    named = {str(job.pk): job for card in cards for job in card["jobs"]}
+    return [{"process": process, "job": named.get(process["job_id"] or "")} for process in listed]
 
 
 def outside_of(processes: list[shapes.Process]) -> int:
@@ -131,10 +166,3 @@ def about(cards: list[Card], hosts: list[Host]) -> list[str]:
     if any(card["info"]["simulated"] for card in cards):
         parts.append("simulated cards")
     return [part for part in parts if part]
-
-
-def by_host(cards: list[Card]) -> dict[str, list[Card]]:
-    grouped: dict[str, list[Card]] = defaultdict(list)
-    for card in cards:
-        grouped[card["info"]["host"]].append(card)
-    return grouped

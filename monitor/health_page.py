@@ -22,19 +22,10 @@ from jobs.tasks import host_queue
 from monitor import board, watchdog_page, words
 from monitor.templatetags.show import duration
 from monitor.views import Request
+from monitor.workers import CANARY, PARTS
 
 LATELY = timedelta(hours=1)
 LAUNCHES = FINDINGS = 20
-#: Name of each part, and what its silence means for people.
-PARTS = {
-    "database": ("Database", "Nothing can be submitted or shown; running jobs compute on."),
-    "redis": ("Broker", "Jobs start later, and pages are no longer live; nothing is lost."),
-    "agents": ("Agents", "The cards of that host are not read, and start no jobs."),
-    "workers": ("Workers", "No job starts on that host; running jobs go on."),
-    "canary_age_s": ("Test message", "A worker does not take its messages; it is started anew by `up`."),
-    "beat_age_s": ("Clock", "Repairs and repeated work wait; a submit still starts jobs."),
-    "watchdog_age_s": ("Watchdog", "Memory that ended jobs left on cards is not cleared."),
-}
 
 
 @login_required
@@ -85,8 +76,8 @@ def in_words(value: Any) -> str:
 
 def hosts(known: list[Host]) -> list[dict[str, Any]]:
     """Each with the last test message that its worker took."""
-    pulses = dict(Pulse.objects.filter(name__startswith="canary:").values_list("name", "at"))
-    return [{"host": host, "canary_at": pulses.get(f"canary:{host_queue(host.name)}")} for host in known]
+    pulses = dict(Pulse.objects.filter(name__startswith=CANARY).values_list("name", "at"))
+    return [{"host": host, "canary_at": pulses.get(CANARY + host_queue(host.name))} for host in known]
 
 
 # What the jobs say --------------------------------------------------------------------------------------

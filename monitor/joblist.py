@@ -11,29 +11,29 @@ from django.contrib.auth.models import User
 from django.db.models import QuerySet
 
 from jobs import registry
-from jobs.models import Job, Status
+from jobs.models import Job, Lease, Status
 from jobs.serializers import may_see
 from monitor import board, words
 
 PAGE = 50
-FILTERS = ("status", "kind", "mine")
+FILTERS = ("status", "kind", "mine", "card")
 
 
-def page(user: User, asked: Mapping[str, str]) -> dict[str, Any]:
+def page(user: User, asked: Mapping[str, str], size: int = PAGE) -> dict[str, Any]:
     # No database takes a NUL, and PostgreSQL says so with an error.
     chosen = {name: asked.get(name, "").replace("\0", "") for name in FILTERS}
     start = whole(asked.get("from", ""))
-    jobs = by_ids(asked["ids"]) if asked.get("ids") else filtered(user, chosen)[start : start + PAGE + 1]
+    jobs = by_ids(asked["ids"]) if asked.get("ids") else filtered(user, chosen)[start : start + size + 1]
     gpus, shown = board.gpu_map(), list(jobs)
     remaining = words.remaining_of(shown)
     return {
-        "rows": [row(job, user, gpus, remaining) for job in shown[:PAGE]],
+        "rows": [row(job, user, gpus, remaining) for job in shown[:size]],
         "gpus": gpus,
         "chosen": chosen,
         "any": any(chosen.values()),
         "statuses": Status.values,
         "kinds": registry.choices(),
-        "more": more(chosen, start + PAGE) if len(shown) > PAGE else "",
+        "more": more(chosen, start + size) if len(shown) > size else "",
     }
 
 
@@ -50,7 +50,14 @@ def filtered(user: User, chosen: Mapping[str, str]) -> QuerySet[Job]:
         jobs = jobs.filter(status__in=chosen["status"].split(","))
     if chosen["kind"]:
         jobs = jobs.filter(kind=chosen["kind"])
+    if chosen["card"]:
+        jobs = jobs.filter(pk__in=ran_on(chosen["card"]))
     return jobs.filter(owner=user) if chosen["mine"] else jobs
+
+
+def ran_on(uuid: str) -> QuerySet[Any]:
+    """Ids of the jobs that ever held a slot of this card: every lease is kept."""
+    return Lease.objects.filter(resource=f"gpu:{uuid}").values("attempt__job_id")
 
 
 def by_ids(ids: str) -> list[Job]:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from django.urls import path, re_path
 
-from monitor import artifact_pages, health_page, prometheus, token_pages, views, watchdog_page
+from monitor import artifact_pages, card_pages, health_page, prometheus, token_pages, views, watchdog_page
+
+#: As in `gpus.urls`: old names of MIG instances have slashes.
+UUID = r"(?P<uuid>[A-Za-z0-9-]+(?:/[0-9]+/[0-9]+)?)"
 
 urlpatterns = [
     path("", views.monitor, name="monitor"),
     path("parts/", views.monitor_parts, name="monitor-parts"),
+    path("curves/", card_pages.curves_of, name="curves"),
+    re_path(rf"^cards/{UUID}/\Z", card_pages.card, name="card"),
+    re_path(rf"^cards/{UUID}/parts/\Z", card_pages.card_parts, name="card-parts"),
+    re_path(rf"^cards/{UUID}/change/\Z", card_pages.card_change, name="card-change"),
     path("jobs/", views.jobs, name="jobs"),
     path("jobs/rows/", views.job_rows, name="job-rows"),
     path("jobs/<uuid:job_id>/", views.job, name="job"),

@@ -81,9 +81,16 @@ def no_cards(host: Host) -> Said:
 def lost_card(info: shapes.Info) -> Said:
     if info["health"] == "quarantined":
         text = f"Card {info['gpu_id']} is closed: memory of an ended job has not come back."
-        return said(text, bad=True, more="It opens by itself as soon as the memory is free.")
+        return said(
+            text, bad=True, uuid=info["uuid"], more="It opens by itself as soon as the memory is free."
+        )
     text = f"Card {info['gpu_id']} of {info['host']} was lost {ago(info['last_seen_at'])}."
-    return said(text, bad=True, more="Its jobs keep their checkpoints. The other cards are not affected.")
+    return said(
+        text,
+        bad=True,
+        uuid=info["uuid"],
+        more="Its jobs keep their checkpoints. The other cards are not affected.",
+    )
 
 
 # Jobs ---------------------------------------------------------------------------------------------------

@@ -142,6 +142,12 @@ def worded(name: str) -> str:
     return " ".join(SHORT.get(word, word) for word in str(name).split("_"))
 
 
+@register.filter
+def listed(values: Iterable[str] | None) -> str:
+    """Words of a list that a card says; "none" where it says an empty one."""
+    return DASH if values is None else ", ".join(values).replace("_", " ") or "none"
+
+
 # Time ---------------------------------------------------------------------------------------------------
 def moment(value: datetime | str | None) -> datetime | None:
     return parse_datetime(value) if isinstance(value, str) else value
@@ -193,16 +199,19 @@ def short_id(value: Any) -> str:
 
 @register.simple_tag(takes_context=True)
 def chip(context: template.Context, uuid: str, link_name: bool = False) -> SafeString:
-    """The number of a card on its colour; a card that is not there any more keeps its short UUID."""
+    """The number of a card on its colour, a link to its page; a card that nobody knows keeps its short UUID."""
     gpu = (context.get("gpus") or {}).get(uuid)
     if gpu is None:
         return format_html('<code title="{}">{}</code>', uuid, short_uuid(uuid))
-    name = format_html(" {}", gpu.name) if link_name else ""
+    href = reverse("card", args=[uuid])
+    name = format_html(' <a href="{}">{}</a>', href, gpu.name) if link_name else ""
     return format_html(
-        '<span class="chip {}" title="{} · {}">{}</span>{}',
+        '<a class="chip {}" href="{}" title="{} · {}" aria-label="Card {}">{}</a>{}',
         colour(gpu.index),
+        href,
         gpu.name,
         uuid,
+        gpu.index,
         gpu.index,
         name,
     )

@@ -38,13 +38,14 @@ window.mistudio.charts = (() => {
 
   const faded = (rgb, alpha) => rgb.replace("rgb(", "rgba(").replace(")", `, ${alpha})`);
 
-  function guideLine(guide) {
+  /** A limit: dashed, red only where reaching it is a fault (`hot`). */
+  function guideLine(guide, hot) {
     return (u) => {
       const value = guide();
       if (value === null || value === undefined || value > u.scales.y.max) return;
       const y = Math.round(u.valToPos(value, "y", true)), { left, width } = u.bbox;
       u.ctx.save();
-      Object.assign(u.ctx, { strokeStyle: colour("bad"), globalAlpha: 0.7, lineWidth: devicePixelRatio });
+      Object.assign(u.ctx, { strokeStyle: colour(hot ? "bad" : "edge"), globalAlpha: 0.7, lineWidth: devicePixelRatio });
       u.ctx.setLineDash([4 * devicePixelRatio, 4 * devicePixelRatio]);
       u.ctx.beginPath();
       u.ctx.moveTo(left, y);
@@ -55,7 +56,7 @@ window.mistudio.charts = (() => {
   }
 
   /** A chart in `place`. `x()` and `y(min, max)` give the ranges, `ticks(lo, hi)` the grid lines. */
-  function make(place, { lines, bands, x, y, ticks, group, guide = () => null, cursor = () => {}, label = String }) {
+  function make(place, { lines, bands, x, y, ticks, group, guide = () => null, hot = false, cursor = () => {}, label = String }) {
     const axis = { stroke: () => colour("muted"), font: "10px system-ui, sans-serif", ticks: { show: false } };
     const chart = new uPlot({
       width: Math.max(60, place.clientWidth), height: place.clientHeight || 92, padding: [7, 0, 7, 2],
@@ -71,7 +72,7 @@ window.mistudio.charts = (() => {
         },
       ],
       series: [{}, ...lines.map(line)], bands,
-      hooks: { draw: [guideLine(guide)], setCursor: [(u) => cursor(u.cursor.idx ?? null, u)] },
+      hooks: { draw: [guideLine(guide, hot)], setCursor: [(u) => cursor(u.cursor.idx ?? null, u)] },
     }, [[], ...lines.map(() => [])], place);
     place.chart = chart;
     everything.add(chart);

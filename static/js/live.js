@@ -14,6 +14,7 @@ window.mistudio = (() => {
   const known = (value) => value !== null && value !== undefined && Number.isFinite(Number(value));
   const whole = (value) => (known(value) ? grouped(Math.round(value)) : DASH);
   const grouped = (value) => String(value).replace(/\B(?=(\d{3})+(?!\d))/g, "\u202f");
+  const written = { gib: (value) => gib(value), text: (value) => value || DASH, list: (value) => (value ? value.join(", ").replaceAll("_", " ") || "none" : DASH) };
   const gib = (bytes) => (known(bytes) ? (bytes / 2 ** 30).toFixed(1) : DASH);
 
   function size(bytes) {
@@ -156,7 +157,7 @@ window.mistudio = (() => {
   /** Write `values` into the elements that name them: data-field="…", in the unit that data-as names. */
   function fill(place, values) {
     for (const element of place?.querySelectorAll("[data-field]") ?? []) {
-      const text = (element.dataset.as === "gib" ? gib : whole)(values[element.dataset.field]);
+      const text = (written[element.dataset.as] ?? whole)(values[element.dataset.field]);
       if (element.textContent !== text) element.textContent = text;
     }
   }

@@ -1,272 +1,248 @@
-/* Monitor: card readings as frames bring them, kept in the browser for an hour and drawn as charts. */
+/* Monitor: all cards together, one by one, or some of them on top of each other. The readings are in history.js. */
 (() => {
   "use strict";
-  const { charts, fill, gib, whole, size, known, duration, fetched, patch } = window.mistudio;
-  const $ = (selector, place = document) => place.querySelector(selector);
-  const $$ = (selector, place = document) => [...place.querySelectorAll(selector)];
-  const SAMPLE = Number($("main").dataset.sample) || 2;
-  const KEPT_SECONDS = 3600;
+  const { charts, curves, fill, whole, size, known, fetched } = window.mistudio;
+  const { $, $$, token, dashed, measured, spoken } = curves;
+  const main = $("main");
+  const SAMPLE = Number(main.dataset.sample) || 2;
   const TROUBLE = ["host_lost", "lost", "quarantined", "removed"]; // as in monitor/words.py
   const OLD = ["host_lost", "stale"];
   const GIB = 2 ** 30;
-  const choice = { mode: "cards", minutes: "15" };
-  const FIELDS = {
-    utilization: (m) => m.utilization_gpu_percent,
-    memory: (m) => (known(m.memory_used_bytes) ? m.memory_used_bytes / GIB : null),
-    temperature: (m) => m.temperature_celsius,
-    power: (m) => m.power_draw_watts,
-  };
-  const UNITS = { utilization: "%", memory: "GiB", temperature: "°C", power: "W" };
-
-  /* History: one time axis for all cards, so that every chart shows the same moments -------------------- */
-  const opened = Date.now() / 1000;
-  const times = [];
-  const history = new Map(); // uuid -> {utilization: [], memory: [], …}, as long as `times`
+  const COMPARED = 6;
+  const choice = { mode: "cards", minutes: "30", compared: null };
+  const store = window.mistudio.history(main.dataset.curves, SAMPLE);
   const newest = new Map(); // uuid -> metrics
+  let cards = []; // what the page shows, in its order
 
-  function remember(cards) {
-    const now = Date.now() / 1000;
-    for (const card of cards) newest.set(card.uuid, card);
-    const last = times.at(-1);
-    if (last && now - last < SAMPLE / 2) return overwrite(cards); // several hosts, one moment
-    if (last && now - last > 3 * SAMPLE) append(last + SAMPLE, []); // nothing came: a gap, drawn as a gap
-    append(now, cards);
-    while (times[0] < now - KEPT_SECONDS) forgetFirst();
-  }
-
-  function append(time, cards) {
-    times.push(time);
-    const values = new Map(cards.map((card) => [card.uuid, card]));
-    for (const uuid of new Set([...history.keys(), ...values.keys()])) {
-      if (!history.has(uuid)) history.set(uuid, blank(times.length - 1));
-      for (const name in FIELDS) history.get(uuid)[name].push(reading(name, values.get(uuid)));
+  /* Rows: only those in view are drawn ------------------------------------------------------------------ */
+  const inView = new Set();
+  const watch = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      inView[isIntersecting ? "add" : "delete"](target);
+      if (isIntersecting) drawRow(target);
     }
+  }, { rootMargin: "200px" });
+
+  function drawRow(element) {
+    const card = cards.find((one) => one.element === element);
+    if (card) curves.draw(card, store);
   }
 
-  function overwrite(cards) {
-    for (const card of cards) {
-      if (!history.has(card.uuid)) history.set(card.uuid, blank(times.length));
-      for (const name in FIELDS) history.get(card.uuid)[name][times.length - 1] = reading(name, card);
-    }
-  }
-
-  const reading = (name, card) => (card && !card.stale ? FIELDS[name](card) ?? null : null);
-  const blank = (length) => Object.fromEntries(Object.keys(FIELDS).map((name) => [name, Array(length).fill(null)]));
-
-  function forgetFirst() {
-    times.shift();
-    for (const card of history.values()) for (const name in FIELDS) card[name].shift();
-  }
-
-  /** From where on the history lies in the window; one point more, so that lines reach the edge. */
-  function firstShown() {
-    const from = Date.now() / 1000 - 60 * choice.minutes;
-    return Math.max(0, times.findIndex((time) => time >= from) - 1);
-  }
-  const shownTimes = () => times.slice(firstShown());
-  const shown = (uuid, name) => (history.get(uuid)?.[name] ?? []).slice(firstShown());
-  const range = () => [Date.now() / 1000 - 60 * choice.minutes, Date.now() / 1000];
-
-  /* Cards of the page ----------------------------------------------------------------------------------- */
-  function cardRows() {
-    return $$("[data-card]").map((element) => ({
-      element, uuid: element.dataset.card, index: Number(element.dataset.index), name: element.dataset.name,
-      slowdown: number(element.dataset.slowdown), limit: number(element.dataset.limit), total: number(element.dataset.total),
-    }));
-  }
-  const number = (text) => (text === "" || text === undefined ? null : Number(text));
-  const token = (index) => `s${(index % 6) + 1}`;
-  const dashed = (index) => index >= 6;
-
-  /* Charts of one card ---------------------------------------------------------------------------------- */
-  const tick = (value) => (value >= 10000 ? `${Math.round(value / 1000)}k` : whole(value));
-  const rounded = (hi, least) => Math.max(least, hi === null ? 0 : hi * 1.05);
-  const SCALES = {
-    utilization: () => ({ y: () => [0, 100], ticks: charts.halves }),
-    memory: (card) => ({ y: (lo, hi) => [0, card.total ? card.total / GIB : rounded(hi, 1)], ticks: charts.ends }),
-    temperature: (card) => ({ y: () => [20, 100], ticks: (lo, hi) => [20, 60, 100], guide: () => card.slowdown }),
-    power: (card) => ({ y: (lo, hi) => [0, card.limit ?? rounded(hi, 10)], ticks: charts.ends }),
-  };
-
-  function makeCard(card) {
-    for (const figure of $$("[data-chart]", card.element)) {
-      const name = figure.dataset.chart, place = $(".plot", figure), output = $("output", figure);
-      charts.make(place, {
-        ...SCALES[name](card), x: range, group: "monitor", label: tick,
-        lines: [{ token: token(card.index), dash: dashed(card.index) }],
-        cursor: (at, u) => { output.textContent = at === null ? "" : spoken(u.data[1][at], name, u.data[0][at]); },
-      });
-    }
-  }
-
-  const measured = (value, name) => `${known(value) && name === "memory" ? value.toFixed(1) : whole(value)} ${UNITS[name]}`;
-  const spoken = (value, name, time) => `${measured(value, name)} at ${clock(time)}`;
-  const clock = (time) => new Date(time * 1000).toLocaleTimeString([], { hour12: false });
-
-  function drawCard(card) {
-    const place = $(".plot", card.element);
-    if (!place || place.offsetParent === null) return;
-    if (!place.chart) makeCard(card);
-    for (const figure of $$("[data-chart]", card.element)) {
-      const values = shown(card.uuid, figure.dataset.chart);
-      figure.classList.toggle("unsaid", times.length > 2 && !values.some(known));
-      $(".plot", figure).chart.setData([shownTimes(), values]);
-    }
-  }
-
-  /* Charts of all cards together ------------------------------------------------------------------------ */
+  /* All cards together ---------------------------------------------------------------------------------- */
   const aggregated = $("#aggregated");
   let all = {}; // the cards together, as of the last frame
-  let cursorAt = null; // index into the shown times, while the pointer is on a chart
+  let cursorAt = null; // index of the step under the pointer, while it is on a chart
 
   /** A MIG instance is a part of its card, which is counted already. */
-  const isWhole = (card) => !card.uuid.startsWith("MIG-");
-  const wholeCards = () => cardRows().filter(isWhole);
+  const wholeCards = () => cards.filter((card) => !card.uuid.startsWith("MIG-"));
 
-  /** Unknown in all cards is unknown; unknown in some counts the others. */
-  function across(name, combine) {
-    const columns = wholeCards().map((card) => shown(card.uuid, name));
-    return shownTimes().map((_, n) => {
-      const values = columns.map((column) => column[n]).filter(known);
+  /** Step by step over all cards. Unknown in all is unknown; unknown in some counts the others. */
+  function across(name, part, combine) {
+    const columns = wholeCards().map((card) => store.series(card.uuid, name)?.[part]).filter(Boolean);
+    return store.times.map((_, n) => {
+      const values = [];
+      for (const column of columns) if (column[n] !== null) values.push(column[n]);
       return values.length ? combine(values) : null;
     });
   }
-  const sum = (values) => values.reduce((total, value) => total + value, 0);
+  const sum = (values) => { let total = 0; for (const value of values) total += value; return total; };
   const mean = (values) => sum(values) / values.length;
-  /** Tops of the layers, the last card's highest: drawn from the top down, each filled to the one below. */
-  function stack(cards) {
-    const below = shownTimes().map(() => 0);
-    const tops = cards.map((card) => shown(card.uuid, "memory").map((value, n) => {
-      if (!known(value)) return anyKnown(cards, n) ? below[n] : null;
-      return (below[n] += value);
-    }));
-    return tops.reverse();
-  }
-  const anyKnown = (cards, n) => cards.some((card) => known(shown(card.uuid, "memory")[n]));
+  const highest = (values) => Math.max(...values), lowest = (values) => Math.min(...values);
 
-  function makeAggregated(cards) {
-    const plot = (name) => $(`[data-chart="${name}"] .plot`, aggregated);
-    const common = { x: range, group: "monitor", label: tick, cursor: follow };
-    const edge = cards.length > 12 ? 0 : 1; // of many thin layers one would see the edges only
-    const layers = [...cards].reverse();
-    charts.make(plot("memory"), {
-      ...common, y: (lo, hi) => [0, known(all.memory_total_bytes) ? all.memory_total_bytes / GIB : rounded(hi, 1)], ticks: charts.ends,
+  /** Tops of the layers, the last card's highest: drawn from the top down, each filled to the one below. */
+  function stack() {
+    const columns = wholeCards().map((card) => store.series(card.uuid, "memory")?.mean ?? []);
+    const said = store.times.map((_, n) => columns.some((column) => known(column[n])));
+    const below = store.times.map(() => 0);
+    return columns.map((column) => said.map((any, n) => (any ? (below[n] += column[n] ?? 0) : null))).reverse();
+  }
+
+  const limits = {
+    slowdown: () => lowestOf(wholeCards().map((card) => card.slowdown)),
+    limit: () => all.power_limit_watts ?? sumOf("limit"), total: () => all.memory_total_bytes ?? sumOf("total"),
+  };
+  /** Before the first frame: what the rows say. */
+  const sumOf = (name) => {
+    const values = wholeCards().map((card) => card[name]).filter(known);
+    return values.length ? sum(values) : null;
+  };
+  const lowestOf = (values) => (values.some(known) ? Math.min(...values.filter(known)) : null);
+  const plot = (place, name) => $(`[data-chart="${name}"] .plot`, place);
+  const common = (name) => ({ ...curves.scale(name, limits), x: store.range, group: "page", label: curves.label(name), cursor: follow });
+
+  function makeAggregated() {
+    const layers = wholeCards().reverse();
+    const edge = layers.length > 12 ? 0 : 1; // of many thin layers one would see the edges only
+    charts.make(plot(aggregated, "memory"), {
+      ...common("memory"),
       lines: layers.map((card) => ({ token: token(card.index), dash: dashed(card.index), width: edge, fill: 0.4 })),
       bands: layers.slice(1).map((_, n) => ({ series: [n + 1, n + 2] })),
     });
-    charts.make(plot("utilization"), {
-      ...common, y: () => [0, 100], ticks: charts.halves,
-      lines: [{ token: "accent", width: 0 }, { token: "ink" }, { token: "accent", width: 0 }],
-      bands: [{ series: [1, 3], fill: () => charts.faded(charts.colour("accent"), 0.22) }],
-    });
-    charts.make(plot("temperature"), {
-      ...common, y: () => [20, 100], ticks: () => [20, 60, 100], lines: [{ token: "ink" }],
-      guide: () => Math.min(...cards.map((card) => card.slowdown ?? Infinity)),
-    });
-    charts.make(plot("power"), {
-      ...common, y: (lo, hi) => [0, all.power_limit_watts ?? rounded(hi, 10)], ticks: charts.ends, lines: [{ token: "ink" }],
-    });
+    charts.make(plot(aggregated, "utilization"), { ...common("utilization"), ...curves.withBand("accent") });
+    for (const name of ["temperature", "power"]) charts.make(plot(aggregated, name), { ...common(name), lines: [{ token: "ink" }] });
   }
 
   function drawAggregated() {
-    if (aggregated.hidden) return;
-    const cards = wholeCards();
-    if (!$(".plot", aggregated).chart) makeAggregated(cards);
-    const set = (name, ...columns) => $(`[data-chart="${name}"] .plot`, aggregated).chart.setData([shownTimes(), ...columns]);
-    set("memory", ...stack(cards));
-    set("utilization", ...[Math.max, null, Math.min].map((pick) => across("utilization", (v) => (pick ? pick(...v) : mean(v)))));
-    set("temperature", across("temperature", (values) => Math.max(...values)));
-    set("power", across("power", sum));
-    legend(cards);
+    if (!plot(aggregated, "memory").chart) makeAggregated();
+    const set = (name, ...columns) => plot(aggregated, name).chart.setData([store.times, ...columns]);
+    set("memory", ...stack());
+    set("utilization", across("utilization", "max", highest), across("utilization", "mean", mean), across("utilization", "min", lowest));
+    set("temperature", across("temperature", "max", highest));
+    set("power", across("power", "mean", sum));
+    legend(aggregated, wholeCards());
   }
 
   function follow(at) {
     cursorAt = at;
-    legend(wholeCards());
+    if (choice.mode === "aggregated") legend(aggregated, wholeCards());
+    if (choice.mode === "compare") legend(compare, compared());
   }
 
-  /** All cards at the moment under the pointer; without one, now. */
-  function legend(cards) {
-    const at = cursorAt ?? shownTimes().length - 1;
-    const time = shownTimes()[at];
-    const parts = [Object.assign(document.createElement("b"), { textContent: cursorAt === null ? "now" : time ? clock(time) : "" })];
-    for (const card of cards) parts.push(legendOf(card, at, cards.length));
-    $("[data-legend]", aggregated).replaceChildren(...parts);
+  /** The cards at the moment under the pointer; without one, now. */
+  function legend(place, these) {
+    const at = Math.min(cursorAt ?? Infinity, store.times.length - 1);
+    const moment = cursorAt === null || at < 0 ? "now" : store.when(store.times[at]);
+    const head = Object.assign(document.createElement("b"), { textContent: moment });
+    $("[data-legend]", place).replaceChildren(head, ...these.map((card) => legendOf(card, at, these.length)));
   }
 
   function legendOf(card, at, count) {
-    const chip = Object.assign(document.createElement("span"), {
-      className: `chip ${token(card.index)}${dashed(card.index) ? " dash" : ""}`, textContent: card.index,
-    });
-    const say = (name) => measured(shown(card.uuid, name)[at], name);
-    const names = count > 12 ? ["memory"] : Object.keys(FIELDS);
+    const names = count > 12 ? ["memory"] : Object.keys(curves.UNITS);
     const item = document.createElement("span");
-    item.append(chip, ` ${names.map(say).join(" · ")}`);
+    item.append(chipOf(card), ` ${names.map((name) => measured(store.series(card.uuid, name)?.mean[at], name)).join(" · ")}`);
     return item;
   }
 
+  const chipOf = (card) => Object.assign(document.createElement("a"), {
+    className: `chip ${token(card.index)}${dashed(card.index) ? " dash" : ""}`, textContent: card.index,
+    href: $("header a", card.element).href, title: card.name,
+  });
+
   function totals() {
-    const cards = [...newest.values()].filter(isWhole);
-    const fresh = cards.filter((card) => !card.stale && $(`[data-card="${CSS.escape(card.uuid)}"]`));
+    const counted = wholeCards();
+    const fresh = counted.map((card) => newest.get(card.uuid)).filter((card) => card && !card.stale);
     const values = (name) => fresh.map((card) => card[name]).filter(known);
     const added = (name) => (values(name).length ? sum(values(name)) : null);
-    const heat = values("temperature_celsius");
+    const heat = values("temperature_celsius"), busy = values("utilization_gpu_percent");
     all = {
-      gpu_count: cards.length, readable_count: fresh.length,
+      gpu_count: counted.length, readable_count: fresh.length,
       memory_used_bytes: added("memory_used_bytes"), memory_total_bytes: added("memory_total_bytes"),
       power_draw_watts: added("power_draw_watts"), power_limit_watts: added("power_limit_watts"),
-      utilization_gpu_percent: values("utilization_gpu_percent").length ? mean(values("utilization_gpu_percent")) : null,
-      temperature_celsius_max: heat.length ? Math.max(...heat) : null,
+      utilization_gpu_percent: busy.length ? mean(busy) : null, temperature_celsius_max: heat.length ? highest(heat) : null,
     };
-    fill(aggregated, all);
-    const hottest = fresh.find((card) => known(card.temperature_celsius) && card.temperature_celsius === all.temperature_celsius_max);
-    $("[data-hottest]").textContent = hottest ? `card ${hottest.gpu_id}` : "";
+    for (const place of $$("[data-totals]")) fill(place, all);
+    showHottest(fresh.find((card) => known(card.temperature_celsius) && card.temperature_celsius === all.temperature_celsius_max));
+  }
+
+  function showHottest(metrics) {
+    const card = metrics && cards.find((one) => one.uuid === metrics.uuid);
+    for (const place of $$("[data-hottest]")) {
+      if (place.dataset.hottest === (card?.uuid ?? "")) continue;
+      place.dataset.hottest = card?.uuid ?? "";
+      place.replaceChildren(...(card ? ["card ", chipOf(card)] : []));
+    }
+  }
+
+  /* Some cards on top of each other --------------------------------------------------------------------- */
+  const compare = $("#compare");
+
+  /** The chosen ones that are here; before anybody chose, the first six. */
+  function compared() {
+    const chosen = choice.compared && cards.filter((card) => choice.compared.includes(card.uuid));
+    return chosen ?? cards.slice(0, COMPARED);
+  }
+
+  /** Of several limits on one chart only one that all share means something. */
+  function sharedLimits(these) {
+    const shared = (name) => () => (new Set(these.map((card) => card[name])).size === 1 ? these[0][name] : null);
+    return { slowdown: () => lowestOf(these.map((card) => card.slowdown)), limit: shared("limit"), total: shared("total") };
+  }
+
+  function makeCompare(these) {
+    for (const name in curves.UNITS) {
+      charts.make(plot(compare, name), {
+        ...curves.scale(name, sharedLimits(these)), x: store.range, group: "page", label: curves.label(name), cursor: follow,
+        lines: these.map((card) => ({ token: token(card.index), dash: dashed(card.index) })),
+      });
+    }
+  }
+
+  function drawCompare() {
+    const these = compared(), shown = these.map((card) => card.uuid).join(" ");
+    if (compare.dataset.shown !== shown) {
+      for (const place of $$(".plot", compare)) charts.drop(place);
+      compare.dataset.shown = shown;
+    }
+    if (these.length) {
+      if (!plot(compare, "memory").chart) makeCompare(these);
+      for (const name in curves.UNITS) {
+        plot(compare, name).chart.setData([store.times, ...these.map((card) => store.series(card.uuid, name)?.mean ?? [])]);
+      }
+    }
+    legend(compare, these);
+  }
+
+  function choosers() {
+    const chosen = compared().map((card) => card.uuid);
+    for (const button of $$("[data-compare]", compare)) {
+      const is = chosen.includes(button.dataset.compare);
+      button.ariaPressed = String(is);
+      button.disabled = !is && chosen.length >= COMPARED;
+    }
+  }
+
+  function toggle(uuid) {
+    const chosen = compared().map((card) => card.uuid);
+    choose("compared", chosen.includes(uuid) ? chosen.filter((one) => one !== uuid) : [...chosen, uuid].slice(0, COMPARED));
   }
 
   /* Frames ---------------------------------------------------------------------------------------------- */
-  function cardsArrived({ gpus: cards, errors = {} }) {
-    remember(cards);
+  function cardsArrived({ gpus: readings, errors = {} }) {
+    store.add(readings);
+    for (const reading of readings) newest.set(reading.uuid, reading);
     for (const card of cards) {
-      const row = $(`[data-card="${CSS.escape(card.uuid)}"]`);
-      if (row) showCard(row, card, healthOf(row) === "lost" || Boolean(errors[card.uuid] && card.stale));
+      const reading = readings.find((one) => one.uuid === card.uuid);
+      if (reading) curves.showCard(card.element, reading, curves.silent(healthOf(card.element), reading, errors[card.uuid]));
     }
     totals();
-    if (!document.hidden) draw();
+    drawDue();
   }
 
-  /** A card that does not answer shows dashes; a reading that is old is shown, but paler. */
-  function showCard(row, card, silent) {
-    fill(row, silent ? { power_limit_watts: card.power_limit_watts } : card);
-    row.classList.toggle("old", Boolean(card.stale) && !silent);
-    row.dataset.slowdown = card.temperature_slowdown_celsius ?? "";
-    row.dataset.limit = card.power_limit_watts ?? "";
-    $("meter", row).value = (!silent && card.memory_used_bytes) || 0;
-  }
-
-  const healthOf = (row) => $(".state .badge", row).dataset.health;
+  const healthOf = (row) => $("[data-health]", row)?.dataset.health;
 
   /** What the rows say of a card, from its badge: trouble gets its frame, a lost card its dashes. */
-  function judge(row) {
-    const health = healthOf(row);
-    row.classList.toggle("trouble", TROUBLE.includes(health));
-    if (OLD.includes(health)) row.classList.add("old"); // the next reading takes it away
-    if (health === "lost") showCard(row, { power_limit_watts: number(row.dataset.limit) }, true);
+  function judge({ element, limit }) {
+    const health = healthOf(element);
+    element.classList.toggle("trouble", TROUBLE.includes(health));
+    if (OLD.includes(health)) element.classList.add("old"); // frames that stop coming cannot take it away
+    if (health === "lost") curves.showCard(element, { power_limit_watts: limit }, true);
   }
 
-  function draw() {
-    drawAggregated();
-    for (const card of cardRows()) drawCard(card);
-    const shownFor = Math.min(60 * choice.minutes, Date.now() / 1000 - opened);
-    $("#since").textContent = shownFor < 60 * choice.minutes - SAMPLE ? `since you opened the page, ${duration(shownFor)} ago` : "";
+  let drawnAt = 0;
+  /** With every frame only what is in view; `everywhere` when all of it is another than before, and for print. */
+  function draw(everywhere = false) {
+    drawnAt = Date.now();
+    if (choice.mode === "aggregated") drawAggregated();
+    if (choice.mode === "compare") drawCompare();
+    for (const card of cards) if (everywhere || inView.has(card.element)) curves.draw(card, store);
   }
 
-  /** A card came or went: the rows anew; what was remembered of the others stays. */
+  /** A window of days moves by a pixel in minutes: it is not drawn with every frame. */
+  function drawDue() {
+    const every = Math.min(30, (60 * choice.minutes) / 1000);
+    if (!document.hidden && Date.now() - drawnAt >= 1000 * Math.max(0.9 * SAMPLE, every)) draw();
+    if ($("#since").textContent !== store.says()) $("#since").textContent = store.says();
+  }
+
+  /** A card came or went: the rows anew; what is known of the others stays. */
   async function rebuild() {
     const fresh = new DOMParser().parseFromString(await fetched(location.href), "text/html");
     for (const place of $$(".plot")) charts.drop(place);
-    $("#rows").replaceWith($("#rows", fresh));
-    show();
+    for (const id of ["#rows", "#pick"]) $(id).replaceWith($(id, fresh));
+    compare.dataset.shown = "";
     listen();
+    store.refresh();
+    show();
   }
 
   document.addEventListener("live:frame", ({ detail: frame }) => {
@@ -275,13 +251,15 @@
   });
   document.addEventListener("live:patched", ({ detail: fresh }) => {
     const rows = $("[data-cards]", fresh);
-    const here = cardRows().map((card) => card.uuid).join(" ");
-    if (rows && rows.dataset.cards !== here) rebuild();
-    for (const { element } of cardRows()) judge(element);
+    if (rows && rows.dataset.cards !== cards.map((card) => card.uuid).join(" ")) rebuild();
+    for (const card of cards) judge(card);
+    totals();
   });
-  document.addEventListener("theme:changed", () => requestAnimationFrame(draw));
+  document.addEventListener("history:changed", () => { draw(true); drawDue(); });
+  window.addEventListener("beforeprint", () => draw(true));
+  document.addEventListener("theme:changed", () => requestAnimationFrame(() => draw()));
   document.addEventListener("visibilitychange", () => document.hidden || draw());
-  setInterval(() => document.hidden || draw(), Math.max(1, SAMPLE) * 1000); // the time axis moves on when no frame comes
+  setInterval(drawDue, Math.max(1, SAMPLE) * 1000); // the time axis moves on when no frame comes
 
   /* Hosts ----------------------------------------------------------------------------------------------- */
   function hostArrived(data) {
@@ -308,6 +286,11 @@
   /* Choices, remembered by this browser ----------------------------------------------------------------- */
   function recall() {
     try { Object.assign(choice, JSON.parse(localStorage.getItem("monitor") || "{}")); } catch { /* first visit */ }
+    if (!Array.isArray(choice.compared)) choice.compared = null;
+    for (const name of ["mode", "minutes"]) { // what an earlier version remembered may not be there any more
+      const values = $$(`[data-choice="${name}"] button`).map((button) => button.dataset.value);
+      if (!values.includes(choice[name])) choice[name] = name === "mode" ? "cards" : "30";
+    }
   }
 
   function choose(name, value) {
@@ -320,20 +303,25 @@
     for (const group of $$("[data-choice]")) {
       for (const button of $$("button", group)) button.ariaPressed = String(button.dataset.value === choice[group.dataset.choice]);
     }
-    const from = choice.minutes === "60" ? "−1 h" : `−${choice.minutes} min`;
-    for (const label of $$("[data-from]")) label.textContent = from;
-    const together = choice.mode === "aggregated";
-    aggregated.hidden = !together;
-    $("#rows").classList.toggle("lines", together || $("#rows").dataset.lines === "always");
+    curves.ends(main, $(`[data-choice="minutes"] [data-value="${choice.minutes}"]`).textContent);
+    aggregated.hidden = choice.mode !== "aggregated";
+    compare.hidden = choice.mode !== "compare";
+    $("#rows").classList.toggle("lines", choice.mode !== "cards" || $("#rows").dataset.lines === "always");
+    choosers();
+    if (store.minutes !== Number(choice.minutes)) store.load(Number(choice.minutes));
     draw();
   }
 
   function listen() {
+    cards = curves.shown();
+    watch.disconnect();
+    inView.clear();
+    for (const card of cards) watch.observe(card.element);
+    for (const button of $$("#pick [data-compare]")) button.addEventListener("click", () => toggle(button.dataset.compare));
     for (const button of $$("#rows .open")) {
       button.addEventListener("click", () => {
-        const opened = button.closest(".card").classList.toggle("opened");
-        button.ariaExpanded = String(opened);
-        draw();
+        button.ariaExpanded = String(button.closest(".card").classList.toggle("opened"));
+        drawRow(button.closest(".card"));
       });
     }
   }

@@ -22,7 +22,6 @@ WIDE, MIDDLE, NARROW, NARROWEST = 1400, 768, 390, 360
 LOOKS = [(WIDE, "light"), (WIDE, "dark"), (NARROW, "light"), (NARROW, "dark")]
 DOCUMENTS = ROOT / "docs" / "img"
 SETTLE_MS = 300  # charts take the new width and the new colours
-FASTER = 10
 Shoot = Callable[..., None]
 
 
@@ -61,22 +60,3 @@ def place(otherwise: Path, name: str) -> Path:
     if folder == DOCUMENTS and not (folder / name).exists():
         return otherwise / name
     return folder / name
-
-
-HURRY = """{
-  const now = Date.now, began = now();
-  Date.now = () => began + FASTER * (now() - began);
-  localStorage.setItem("monitor", '{"mode": "cards", "minutes": "5"}');
-  new MutationObserver((_, watch) => {
-    const main = document.querySelector("main");
-    if (!main) return;
-    main.dataset.sample *= FASTER;
-    watch.disconnect();
-  }).observe(document, { childList: true, subtree: true });
-}"""
-
-
-def hurry(page: Page) -> None:
-    """For `open_page(prepare=hurry)`: on this page ten minutes pass in one, so that its charts fill while one waits;
-    it is told of samples that come ten times as rarely, as they then do."""
-    page.add_init_script(HURRY.replace("FASTER", str(FASTER)))

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.camera import Shoot, hurry
+from tests.browser.camera import Shoot
 from tests.browser.conftest import sign_in, visit
+from tests.browser.past import live_through
 from tests.stubs.driver import IS_LOST, NOT_SUPPORTED, StandIn, StandInCard
 from tests.stubs.load import Load
 from tests.system import System
@@ -55,12 +56,20 @@ def test_no_card(browser: Browser, tmp_path: Path, shoot: Shoot) -> None:
 
 def test_one_card_and_nothing_done_yet(browser: Browser, tmp_path: Path, shoot: Shoot) -> None:
     with visited(browser, System(tmp_path / "home", cards="24GiB")) as open_page:
-        page = open_page("/", prepare=hurry)
+        page = open_page("/")
         expect(page.locator("[data-card]")).to_have_count(1)
         expect(page.locator("[data-card]")).to_contain_text("takes the next job that fits")
         expect(page.locator("[data-part=queue]")).to_contain_text("Nothing waits.")
+        expect(page.locator("#since")).to_contain_text("readings since")
         page.wait_for_timeout(10_000)
         shoot(page, "monitor-one")
+        page.get_by_role("button", name="Aggregated").click()
+        shoot(page, "monitor-one-aggregated")
+        page.get_by_role("button", name="Compare").click()
+        shoot(page, "monitor-one-compare")
+        page.locator("header a.chip").click()
+        expect(page.locator("#rows")).to_contain_text("No job has run on it yet.")
+        shoot(page, "card-new")
         page = open_page("/jobs/")
         expect(page.locator("#rows")).to_contain_text("No job yet. Begin with a model download")
         shoot(page, "jobs-empty")
@@ -80,17 +89,22 @@ def test_many_cards(count: int, browser: Browser, driver_library: Path, tmp_path
         card.processes = [("compute", os.getpid(), round(0.8 * share * card.total))] if share else []
     system = System(tmp_path / "home", driver=driver, time_scale=0.2 if count == 8 else 0.5)
     with Load(driver, shares), visited(browser, system) as open_page:
-        page = open_page("/", prepare=hurry) if count == 8 else open_page("/")
+        live_through(system, 30, shares, steps=500)
+        page = open_page("/")
         expect(page.locator("[data-card]")).to_have_count(count)
         expect(page.locator("#rows")).to_have_class(
             re.compile(r"\blines\b") if count > 8 else re.compile("rows")
         )
         expect(page.locator("[data-card]").first).to_contain_text("of others")
-        page.wait_for_timeout(25_000)
+        page.wait_for_timeout(5000)
         shoot(page, f"monitor-{count}", whole=count == 8)
         page.get_by_role("button", name="Aggregated").click()
-        expect(page.locator("[data-legend] .chip")).to_have_count(count)
+        expect(page.locator("#aggregated [data-legend] .chip")).to_have_count(count)
         shoot(page, f"monitor-{count}-aggregated", whole=count == 8)
+        page.get_by_role("button", name="Compare").click()
+        expect(page.locator("#compare [data-legend] .chip")).to_have_count(6)
+        expect(page.locator("#pick button:disabled")).to_have_count(count - 6)
+        shoot(page, f"monitor-{count}-compare", whole=count == 8)
 
 
 def test_values_that_the_driver_does_not_say(
@@ -104,7 +118,7 @@ def test_values_that_the_driver_does_not_say(
     virtual.faults = dict.fromkeys(("utilization", "temperature", "power", "limit", "compute"), NOT_SUPPORTED)
     driver = StandIn(tmp_path, driver_library, [laptop, virtual])
     with visited(browser, System(tmp_path / "home", driver=driver)) as open_page:
-        page = open_page("/", prepare=hurry)
+        page = open_page("/")
         expect(row(page, laptop).locator("[data-field=power_draw_watts]")).to_have_text("–")
         expect(row(page, laptop).locator("[data-field=temperature_celsius]")).to_have_text("40")
         for field in ("utilization_gpu_percent", "temperature_celsius", "power_draw_watts"):
@@ -132,8 +146,9 @@ def system(four: StandIn, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 def test_a_lost_card_among_four(open_page: OpenPage, system: System, four: StandIn, shoot: Shoot) -> None:
     gone = four.cards[3]
-    page = open_page("/", prepare=hurry)
-    page.wait_for_timeout(20_000)
+    live_through(system, 30, [0.9, 0, 0.5, 0.7])
+    page = open_page("/")
+    page.wait_for_timeout(3000)
     gone.faults = {"handle": IS_LOST}
     expect(row(page, gone).locator(".badge")).to_contain_text("lost ·")
     expect(row(page, gone).locator("[data-field=utilization_gpu_percent]")).to_have_text("–")
@@ -144,8 +159,49 @@ def test_a_lost_card_among_four(open_page: OpenPage, system: System, four: Stand
     shoot(page, "monitor-lost")
     page.get_by_role("button", name="Aggregated").click()
     shoot(page, "monitor-lost-aggregated")
+    page.locator("[data-part=notices] a").click()
+    expect(page.locator("[data-part=says]")).to_contain_text("lost ·")
+    expect(page.locator("[data-field=temperature_celsius]")).to_have_text("–")
+    shoot(page, "card-lost")
     gone.faults = {}
-    expect(row(page, gone).locator(".badge")).to_contain_text("free")
+    expect(page.locator(".bar .badge").first).to_contain_text("free")
+
+
+def test_a_card_that_is_drained(open_page: OpenPage, system: System, shoot: Shoot) -> None:
+    running = system.submit("rehearsal", name="in front", steps=5000, seconds_per_step=0.1, gpu=0)
+    waiting = system.submit("rehearsal", name="behind", steps=1, gpu=0)
+    system.wait(running["id"], "running")
+    page = open_page("/")
+    page.locator("#rows header a.chip").first.click()
+    page.get_by_role("button", name="Drain…").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("1 job goes on to the end: in front.")
+    expect(dialog).to_contain_text("1 queued job that named this card is refused: behind.")
+    shoot(page, "card-drain", whole=False)
+    page.get_by_role("button", name="Drain it").click()
+    expect(page.locator(".bar .badge").first).to_contain_text("draining")
+    assert system.wait(waiting["id"])["failure_reason"] == "card_unavailable"
+    page.get_by_label("Jobs at once").fill("many")
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator("#s-max_jobs")).to_contain_text("valid integer")
+    shoot(page, "card-draining")
+    page.get_by_role("button", name="Reopen…").click()
+    page.get_by_role("button", name="Reopen it").click()
+    expect(page.locator(".bar .badge").first).to_contain_text("busy")
+    system.call("POST", f"jobs/{running['id']}/cancel")
+    system.wait(running["id"])
+
+
+def test_a_long_past_and_none_that_answers(open_page: OpenPage, system: System, shoot: Shoot) -> None:
+    live_through(system, 8 * 24 * 60, [0.9, 0, 0.5, 0.7], steps=6000)
+    page = open_page("/")
+    page.get_by_role("button", name="7 d").click()
+    page.wait_for_timeout(3000)
+    shoot(page, "monitor-week")
+    page = open_page("/", prepare=lambda page: page.route("**/curves/**", lambda route: route.abort()))
+    expect(page.locator("#since")).to_contain_text("history does not answer")
+    page.wait_for_timeout(5000)
+    shoot(page, "monitor-no-history")
 
 
 def test_a_stale_agent(open_page: OpenPage, system: System, shoot: Shoot) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.camera import Shoot, hurry
+from tests.browser.camera import Shoot
+from tests.browser.past import live_through
 from tests.stubs.driver import StandIn, StandInCard
 from tests.stubs.load import Load
 from tests.system import System
@@ -93,17 +94,18 @@ def system(laboratory: Laboratory) -> System:
 
 
 def test_the_monitor_with_three_cards(open_page: OpenPage, laboratory: Laboratory, shoot: Shoot) -> None:
-    page = open_page("/", prepare=hurry)
+    live_through(laboratory.system, 30, [0.93, 0.4, 0.0])
+    page = open_page("/")
     busy = page.locator("[data-card]").first
     expect(busy.get_by_role("link", name="block 4 topk 16, longer")).to_be_visible()
     expect(busy).to_contain_text(re.compile(r"\d+ % · .* left"))
     expect(page.locator("[data-part=queue]")).to_contain_text("after block 4 topk 16, longer")
     expect(page.locator("[data-part=processes]")).to_contain_text("outside miStudio")
     expect(page.locator("[data-card]").nth(1)).to_contain_text("fits beside the 20.0 GiB of others")
-    page.wait_for_timeout(32_000)
+    page.wait_for_timeout(5000)
     shoot(page, "monitor-cards")
     page.get_by_role("button", name="Aggregated").click()
-    expect(page.locator("[data-hottest]")).to_have_text(re.compile(r"card \d"))
+    expect(page.locator("#aggregated [data-hottest]")).to_have_text(re.compile(r"card \d"))
     shoot(page, "monitor-aggregated")
 
 

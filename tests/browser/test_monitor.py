@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 
@@ -82,6 +83,21 @@ def test_a_lost_connection_is_said_and_comes_back(open_page: OpenPage, system: S
     system.kill("web")
     expect(page.locator(".live[data-state=lost]")).to_contain_text("connection lost, trying again in")
     expect(page.locator(".live[data-state=live]")).to_be_visible(timeout=45_000)
+
+
+def test_a_queue_that_nobody_reads_fills_in_sight(open_page: OpenPage, system: System) -> None:
+    page = open_page("/")
+    workers = page.locator("[data-part=workers]")
+    expect(workers).to_contain_text("1 of 1 worker alive")
+    expect(workers.get_by_role("row", name="gpu.testhost")).to_be_visible()
+    waiting = workers.get_by_role("row", name="cpu ").locator("td").nth(1)
+    expect(waiting).to_have_text("0")
+    worker = system.kill("worker-cpu", signal.SIGSTOP)
+    try:
+        expect(waiting).to_have_text(re.compile(r"[1-9]\d*"))
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    expect(waiting).to_have_text("0")
 
 
 def test_frames_do_not_pile_up(open_page: OpenPage) -> None:

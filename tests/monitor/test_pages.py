@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 import re
 from datetime import timedelta
 from typing import Any
@@ -13,6 +14,7 @@ from django.contrib.staticfiles import finders
 from django.test import Client
 from django.utils import timezone
 
+from gpus import recorder
 from gpus.models import Gpu, Host
 from jobs.models import Artifact, Attempt, Job, JobMetric, Status
 from tests.conftest import make_card
@@ -158,17 +160,75 @@ def test_the_queue_says_why_not_now(alice: User, three_cards: list[Gpu]) -> None
     assert "after first, about 38 min" in text
 
 
+def part_of(html: str, name: str) -> str:
+    """The text of the element with this `data-part`, roughly."""
+    return text_of(html[html.index(f'data-part="{name}"') :])[:600]
+
+
+def test_the_first_line_answers(alice: User, bob: User, three_cards: list[Gpu]) -> None:
+    _, second, third = three_cards
+    stranger = [{"pid": 1, "name": "Xorg", "user": "root", "memory_used_bytes": 153 * 2**20}]
+    readings = [{"temperature_celsius": heat, "power_draw_watts": 100.0} for heat in (50.0, 71.0, 60.0)]
+    for card, reading in zip(three_cards, readings, strict=True):
+        Gpu.objects.filter(pk=card.pk).update(reading=reading, processes=stranger if card is second else [])
+    Gpu.objects.filter(pk=third.pk).update(lost_at=timezone.now(), last_seen_at=timezone.now())
+    waits = {"reason": "lease", "detail": "after layer-12", "eta_seconds": 2280}
+    for number in range(4):
+        make_job(alice, name=f"waiting {number}", waiting_for=waits)
+    glance = part_of(page_of(alice, "/"), "glance")
+    assert "Free now 0 1 2 of 3" in glance
+    assert "Hottest 71 °C card 1" in glance  # 60 °C was the last that the lost card said
+    assert "Next to start waiting 0 after layer-12, about 38 min waiting 1" in glance
+    assert "and 2 more" in glance
+    assert "Not ours Xorg root 153 MiB on 1" in glance
+    assert "2 lost" in glance
+    assert "after layer-12" not in part_of(page_of(bob, "/"), "glance")  # the detail is its owner's
+
+
+def test_without_a_broker_the_queues_are_dashes(alice: User, living_host: Host) -> None:
+    html = page_of(alice, "/")
+    assert "broker silent" in part_of(html, "glance")
+    assert "gpu.alpha – –" in part_of(html, "workers")
+
+
+def test_processes_of_all_cards_largest_first(alice: User, three_cards: list[Gpu]) -> None:
+    for card, sizes in zip(three_cards, ([5, None], [900], [70]), strict=True):
+        listed = [{"pid": 10 * card.index + n, "memory_used_bytes": of} for n, of in enumerate(sizes)]
+        Gpu.objects.filter(pk=card.pk).update(processes=listed, processes_at=timezone.now())
+    html = page_of(alice, "/")
+    rows = re.findall(r"<tr><td>.*?</tr>", html[html.index('data-part="processes"') :])[:4]
+    assert [text_of(row).split()[:2] for row in rows] == [["1", "10"], ["2", "20"], ["0", "0"], ["0", "1"]]
+
+
 def test_a_removed_card_leaves_the_monitor(alice: User, three_cards: list[Gpu]) -> None:
     Gpu.objects.filter(index=1).update(removed_at=timezone.now())
     assert page_of(alice, "/").count("data-card=") == 2
 
 
-def test_the_monitor_fits_in_250_kilobytes(alice: User, three_cards: list[Gpu]) -> None:
+def reading(dice: random.Random, uuid: str, at: int) -> recorder.Sample:
+    values = (
+        dice.randrange(1001),
+        dice.randrange(80 * 2**30),
+        dice.randrange(300, 900),
+        dice.randrange(3500),
+    )
+    return recorder.Sample(uuid, at, values)
+
+
+def test_the_monitor_fits_in_250_kilobytes(alice: User, living_host: Host) -> None:
+    """With eight cards and a window of history in which every step has its band."""
+    now, dice = int(1000 * timezone.now().timestamp()), random.Random(0)
+    for index in range(8):
+        uuid = make_card(living_host, index).uuid
+        recorder.write([reading(dice, uuid, at) for at in range(now - 1_800_000, now, 2_000)])
     html = page_of(alice, "/")
     files = re.findall(r'(?:src|href)="/static/([^"]+)"', html)
     assert any("uPlot" in name for name in files)
-    bodies = [html.encode()] + [open(finders.find(name), "rb").read() for name in files]
-    assert sum(len(gzip.compress(body)) for body in bodies) <= 250_000
+    fetched = [html, page_of(alice, "/curves/?minutes=30"), page_of(alice, "/parts/")]
+    bodies = [text.encode() for text in fetched] + [open(finders.find(name), "rb").read() for name in files]
+    weights = [len(gzip.compress(body)) for body in bodies]
+    assert weights[1] > 20_000  # the curves are there
+    assert sum(weights) <= 250_000, weights
 
 
 # Jobs ---------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ KNOWN_NAMES = (
 )
 PAGE_NAMES = (
     *("status", "kind", "mine", "from", "ids", "type", "owner", "q", "gpu", "name", "shared", "next", "key"),
-    *("_q", "o", "p", "e"),
+    *("_q", "o", "p", "e", "card", "minutes", "since", "note", "max_jobs", "interactive_slots", "enabled"),
 )
 API = [route for route in routes() if route.for_programs]
 PAGES = [route for route in routes() if not route.for_programs]
