@@ -68,6 +68,7 @@ window.mistudio.history = (address, sample) => {
   /** What the server says wins; where it says nothing, what frames brought stays. */
   function take(answer) {
     skew = answer.now - Date.now() / 1000;
+    if (times.at(-1) > now() + 2 * step) return load(minutes); // this machine's clock was ahead, and is set right
     if (!times.length) times.push(answer.start);
     reach(answer.start + (answer.count - 1) * step, true);
     const first = Math.round((answer.start - times[0]) / step);

@@ -58,7 +58,13 @@ def test_charts_are_full_when_the_page_opens(open_page: OpenPage, past: System) 
 
 @pytest.mark.parametrize(
     ("window", "label"),
-    [("1 h", "−1 h"), ("6 h", "−6 h"), ("24 h", "−24 h"), ("7 d", "−7 d"), ("30 d", "−30 d")],
+    [
+        ("1 h", "−1 h"),
+        pytest.param("6 h", "−6 h", marks=pytest.mark.slow),
+        pytest.param("24 h", "−24 h", marks=pytest.mark.slow),
+        ("7 d", "−7 d"),
+        pytest.param("30 d", "−30 d", marks=pytest.mark.slow),
+    ],
 )
 def test_every_window_says_how_far_it_reaches(
     window: str, label: str, open_page: OpenPage, past: System
