@@ -32,7 +32,9 @@ FEED = """(count) => {
   for (let n = 0; n < count; n++) {
     window.ahead += 2000;
     for (const card of like.data.gpus) {
-      Object.assign(card, { age_s: 0, stale: false, utilization_gpu_percent: Math.random() * 100, power_draw_watts: Math.random() * 300 });
+      Object.assign(card, { age_s: 0, stale: false });
+      card.utilization_gpu_percent = Math.random() * 100;
+      card.power_draw_watts = Math.random() * 300;
     }
     document.dispatchEvent(new CustomEvent("live:frame", { detail: structuredClone(like) }));
   }
