@@ -24,8 +24,13 @@ from tests.system import System
 
 CARDS = 8
 FRAMES = 3600  # two hours of them
-#: Lets the bench move the page's clock; until it does, the page's clock is the real one.
-CLOCK = "{ const real = Date.now; window.ahead = 0; Date.now = () => real() + window.ahead; }"
+#: Lets the bench move the page's clocks; until it does, they are the real ones.
+CLOCK = """{
+  const time = Date.now, uptime = performance.now.bind(performance);
+  window.ahead = 0;
+  Date.now = () => time() + window.ahead;
+  performance.now = () => uptime() + window.ahead;
+}"""
 #: Feeds frames that look like the last real one, two seconds apart, with values that wander.
 FEED = """(count) => {
   const like = structuredClone(window.last);

@@ -133,6 +133,15 @@ def test_without_history_the_page_lives_and_says_so(open_page: OpenPage, past: S
     expect(page.locator("#since")).to_have_text("")
 
 
+def test_a_clock_that_is_set_stops_no_chart(open_page: OpenPage, past: System) -> None:
+    clock = "{ const real = Date.now; window.by = 0; Date.now = () => real() + window.by; }"
+    page = open_page("/", prepare=lambda page: page.add_init_script(clock))
+    choose(page, "5 min")
+    until(page, f"{KNOWN} > 250")
+    before = page.evaluate(f"window.by = -3_600_000, {CHART}[0].at(-1)")
+    until(page, f"{CHART}[0].at(-1) > {before} + 3 && {CHART}[2].at(-2) !== null")
+
+
 # Compare ------------------------------------------------------------------------------------------------
 def test_compare_overlays_the_chosen_cards_and_remembers_them(open_page: OpenPage, past: System) -> None:
     page = open_page("/")
