@@ -24,16 +24,22 @@ from tests.system import System
 
 CARDS = 8
 FRAMES = 3600  # two hours of them
-#: Lets the bench move the page's clock; until it does, the page's clock is the real one.
-CLOCK = "{ const real = Date.now; window.ahead = 0; Date.now = () => real() + window.ahead; }"
+#: Lets the bench move the page's clocks; until it does, they are the real ones.
+CLOCK = """{
+  const time = Date.now, uptime = performance.now.bind(performance);
+  window.ahead = 0;
+  Date.now = () => time() + window.ahead;
+  performance.now = () => uptime() + window.ahead;
+}"""
 #: Feeds frames that look like the last real one, two seconds apart, with values that wander.
 FEED = """(count) => {
   const like = structuredClone(window.last);
   for (let n = 0; n < count; n++) {
     window.ahead += 2000;
     for (const card of like.data.gpus) {
-      const values = { utilization_gpu_percent: Math.random() * 100, power_draw_watts: Math.random() * 300 };
-      Object.assign(card, { age_s: 0, stale: false, ...values });
+      Object.assign(card, { age_s: 0, stale: false });
+      card.utilization_gpu_percent = Math.random() * 100;
+      card.power_draw_watts = Math.random() * 300;
     }
     document.dispatchEvent(new CustomEvent("live:frame", { detail: structuredClone(like) }));
   }

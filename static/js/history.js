@@ -12,12 +12,13 @@ window.mistudio.history = (address, sample) => {
   const AGAIN_SECONDS = [2, 5, 10, 30];
   const times = []; // starts of the steps, in seconds since 1970
   const cards = new Map(); // uuid -> {utilization: {mean, min, max, count}, …}, each as long as `times`
-  let minutes = 0, step = 0, skew = 0; // seconds
+  let minutes = 0, step = 0; // seconds, the second
+  let offset = (Date.now() - performance.now()) / 1000; // until the server says what time it is
   let asked = 0, tries = 0, retryAt = 0; // of the request in flight
   let missedFrom = null; // since when steps may lack readings that the server has
 
-  /** Now, by the server's clock, in seconds. */
-  const now = () => Date.now() / 1000 + skew;
+  /** Now, by the server's clock, in seconds. Carried on by the page's own uptime: that clock nobody sets. */
+  const now = () => performance.now() / 1000 + offset;
   const url = (more = "") => `${address}${address.includes("?") ? "&" : "?"}minutes=${minutes}${more}`;
   const told = () => document.dispatchEvent(new CustomEvent("history:changed"));
 
@@ -67,7 +68,8 @@ window.mistudio.history = (address, sample) => {
 
   /** What the server says wins; where it says nothing, what frames brought stays. */
   function take(answer) {
-    skew = answer.now - Date.now() / 1000;
+    offset = answer.now - performance.now() / 1000;
+    if (times.at(-1) > now() + 2 * step) return load(minutes); // the server's clock was ahead, and is set right
     if (!times.length) times.push(answer.start);
     reach(answer.start + (answer.count - 1) * step, true);
     const first = Math.round((answer.start - times[0]) / step);
@@ -183,6 +185,7 @@ window.mistudio.history = (address, sample) => {
 
   document.addEventListener("live:again", () => refresh());
   document.addEventListener("live:frame", ({ detail: frame }) => frame.event === "resync" && refresh());
+  document.addEventListener("visibilitychange", () => step && !document.hidden && refresh());
   setInterval(() => step >= 60 && !document.hidden && refresh(), 60_000); // long steps are counted by the server
 
   return { load, refresh, add, range, now, says, when, times, series: (uuid, name) => cards.get(uuid)?.[name], get minutes() { return minutes; } };

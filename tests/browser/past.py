@@ -15,7 +15,10 @@ import django, random, sys, time
 django.setup()
 from gpus import recorder, rollups
 minutes, every, shares = float(sys.argv[1]), float(sys.argv[2]), [float(share) for share in sys.argv[3].split(",")]
-from gpus.models import Gpu
+from gpus.models import Gpu, GpuHour, GpuMinute, GpuSample, GpuSeries
+for table in (GpuSample, GpuMinute, GpuHour):
+    table.objects.all().delete()
+GpuSeries.objects.update(minutes_to=0, hours_to=0)
 cards = list(Gpu.objects.filter(removed_at=None).order_by("host__name", "index"))
 now, dice = int(time.time() * 1000), random.Random(0)
 readings, load = [], list(shares)
@@ -39,7 +42,7 @@ while not rollups.roll_up(seconds=60):
 def live_through(system: System, minutes: float, shares: Sequence[float] = (0.6,), steps: int = 1500) -> None:
     """The last `minutes` of every card that the system knows; `shares`: how busy each was, from 0 to 1.
 
-    Memory was used all the time as it is now.
+    It takes the place of what is there. Memory was used all the time as it is now.
     """
     every = max(1.0, math.ceil(minutes * 60 / steps))
     command = [sys.executable, "-c", SCRIPT, str(minutes), str(every), ",".join(map(str, shares))]

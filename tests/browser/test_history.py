@@ -58,7 +58,13 @@ def test_charts_are_full_when_the_page_opens(open_page: OpenPage, past: System) 
 
 @pytest.mark.parametrize(
     ("window", "label"),
-    [("1 h", "−1 h"), ("6 h", "−6 h"), ("24 h", "−24 h"), ("7 d", "−7 d"), ("30 d", "−30 d")],
+    [
+        ("1 h", "−1 h"),
+        pytest.param("6 h", "−6 h", marks=pytest.mark.slow),
+        pytest.param("24 h", "−24 h", marks=pytest.mark.slow),
+        ("7 d", "−7 d"),
+        pytest.param("30 d", "−30 d", marks=pytest.mark.slow),
+    ],
 )
 def test_every_window_says_how_far_it_reaches(
     window: str, label: str, open_page: OpenPage, past: System
@@ -125,6 +131,15 @@ def test_without_history_the_page_lives_and_says_so(open_page: OpenPage, past: S
     page.unroute("**/curves/**")
     until(page, f"{KNOWN} > 250", 60)
     expect(page.locator("#since")).to_have_text("")
+
+
+def test_a_clock_that_is_set_stops_no_chart(open_page: OpenPage, past: System) -> None:
+    clock = "{ const real = Date.now; window.by = 0; Date.now = () => real() + window.by; }"
+    page = open_page("/", prepare=lambda page: page.add_init_script(clock))
+    choose(page, "5 min")
+    until(page, f"{KNOWN} > 250")
+    before = page.evaluate(f"window.by = -3_600_000, {CHART}[0].at(-1)")
+    until(page, f"{CHART}[0].at(-1) > {before} + 3 && {CHART}[2].at(-2) !== null")
 
 
 # Compare ------------------------------------------------------------------------------------------------

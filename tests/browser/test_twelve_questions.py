@@ -85,6 +85,7 @@ def set_of_unanswered(page: Page) -> set[str]:
     return {question for question, answer in QUESTIONS.items() if not re.search(answer, text)}
 
 
+@pytest.mark.slow
 def test_something_wrong_is_said_there_too(browser: Browser, system: System) -> None:
     with visit(browser, system, sign_in(browser, system)) as open_page:
         page = open_page("/")
