@@ -4,7 +4,8 @@ and its history and, as frames, to the pages; whoever cannot wait asks on the so
     tick ─▶ discover (6 s) ─▶ sweep ─▶ frames ─▶ latest values and history, aside
     socket: `fresh <uuid>` ─▶ read and list that card now
 
-A database or a broker that is away stops neither the sampling nor each other.
+A database or a broker that is away stops neither the sampling nor each other. A card that hangs holds up a sweep,
+not the frames: the beat does not wait for it.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from gpus import agent_client, backends, host, inventory, shapes
 from gpus.publish import flush, publish
 from gpus.quiet import Outage
 from gpus.recorder import Unwritten
-from gpus.sampling import Card, Sampler
+from gpus.sampling import Card, Sampler, ended
 from gpus.timing import PROCESS_LIST_SECONDS, sample_seconds, scaled
 
 logger = logging.getLogger(__name__)
 FRESH_SECONDS = 0.5
-#: The host's own numbers take milliseconds, unless a network disk is dead.
-HOST_SECONDS = 0.15
+#: How long a tick waits for the sweep and the host's own numbers, which take milliseconds, unless a card hangs or a
+#: network disk is dead: a frame is then on time with the readings that there are.
+PATIENCE_SECONDS = 0.4
 
 
 class Aside:
@@ -81,31 +83,56 @@ class Agent:
         self.unwritten = Unwritten()
         self.database = Outage(logger, "The database does not take readings; sampling goes on")
         self.lists_due = 0.0
+        self.sweep: asyncio.Task[None] | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop`. The beat is a grid: a late tick is not made up, and does not shift the next."""
-        loop = asyncio.get_running_loop()
         server = await listen(self.fresh)
-        start, period, tick = loop.time(), sample_seconds(), 0
+        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(self._beat()), asyncio.create_task(stop.wait())]
         try:
-            while not stop.is_set():
-                await self.tick()
-                tick = max(tick + 1, int((loop.time() - start) / period) + 1)
-                await wait_for(stop, start + tick * period - loop.time())
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
             server.close()
+            await ended([*tasks, self.sweep] if self.sweep else tasks)
             await self.sampler.close()
             flush(0.5)
 
+    async def _beat(self) -> None:
+        loop = asyncio.get_running_loop()
+        start, period, tick = loop.time(), sample_seconds(), 0
+        while True:
+            await self.tick()
+            tick = max(tick + 1, int((loop.time() - start) / period) + 1)
+            await asyncio.sleep(start + tick * period - loop.time())
+
     async def tick(self) -> None:
-        lists = self._lists_due()
-        if lists:
-            await self.sampler.discover()
-        await self.sampler.sweep(with_processes=lists)
+        host = self.host_aside.offer(self.host_reader.read)
+        first = self.sweep is None
+        sweep = self._sweep()
+        if first:  # before it nothing is known, and nothing is told
+            await asyncio.wait([sweep])
+        await asyncio.wait([sweep, host], timeout=scaled(PATIENCE_SECONDS))
+        self._keep_host(host)
         self.unwritten.note(self.sampler.cards.values())
-        await self._read_host()
         self._publish()
+        self._recall()
         self.writer.offer(self._recorder())
+
+    def _sweep(self) -> asyncio.Task[None]:
+        """The round under way, or a new one."""
+        if self.sweep is None or self.sweep.done():
+            if self.sweep:
+                self.sweep.result()  # what is not a driver's doing is ours, and must be seen
+            self.sweep = asyncio.create_task(self.sampler.sample(self._lists_due()))
+        return self.sweep
+
+    def _recall(self) -> None:
+        """What the last record found missing."""
+        last = self.writer.last
+        if last and last.done() and last.result() is not None:
+            self.sampler.recall(last.result())
 
     def _lists_due(self) -> bool:
         now = asyncio.get_running_loop().time()
@@ -115,16 +142,14 @@ class Agent:
             self.lists_due = now + scaled(PROCESS_LIST_SECONDS) - sample_seconds() / 2
         return due
 
-    async def _read_host(self) -> None:
-        reading = self.host_aside.offer(self.host_reader.read)
-        await asyncio.wait([reading], timeout=HOST_SECONDS)
+    def _keep_host(self, reading: asyncio.Future[Any]) -> None:
         if reading.done() and reading.result():
             self.host_reading = {
                 "sampled_at": shapes.iso(datetime.now(UTC)),
                 **shapes.finite(reading.result()),
             }
 
-    def _recorder(self) -> Callable[[], None]:
+    def _recorder(self) -> Callable[[], list[dict[str, Any]] | None]:
         sight = inventory.Sight(
             host=self.host,
             boot_id=self.boot_id,
@@ -136,14 +161,18 @@ class Agent:
         )
         return lambda: self._record(sight)
 
-    def _record(self, sight: inventory.Sight) -> None:
+    def _record(self, sight: inventory.Sight) -> list[dict[str, Any]] | None:
+        """Written; the cards that the database knows and the sight lacks, or `None` when it could not say."""
         try:
             inventory.record(sight)
             self.unwritten.write()
+            unseen = [] if sight.complete else inventory.unseen(sight)
             self.database.over()
+            return unseen
         except Exception as error:  # whatever it is, the cards go on being read
             self.database.note(error)
             connection.close()
+            return None
 
     # Frames
 
@@ -188,19 +217,13 @@ class Agent:
             "reading": card.reading,
             "processes": card.processes,
             "lists": card.lists,
+            "unified": bool(card.info.get("unified_memory")),
             "sampled_at": shapes.iso(card.sampled_at),
         }
 
 
 def metrics_of(card: Card) -> shapes.Metrics:
     return shapes.metrics(card.index, card.uuid, card.reading, card.sampled_at)
-
-
-async def wait_for(event: asyncio.Event, seconds: float) -> None:
-    try:
-        await asyncio.wait_for(event.wait(), max(0.0, seconds))
-    except TimeoutError:
-        pass
 
 
 async def listen(fresh: Callable[[str], Any]) -> asyncio.Server:

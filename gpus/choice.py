@@ -15,6 +15,7 @@ from django.conf import settings
 from gpus import owners
 from gpus.backends import driver_present
 from gpus.models import Gpu
+from gpus.readings import is_instance, is_split, names_of
 from gpus.rest import ApiError
 from gpus.shapes import finite
 
@@ -70,7 +71,7 @@ class KnownCards:
 
     @cached_property
     def by_uuid(self) -> dict[str, Gpu]:
-        return {gpu.uuid.casefold(): gpu for gpu in self.all}
+        return {name.casefold(): gpu for gpu in self.all for name in names_of(gpu.uuid, gpu.info)}
 
     def most_on_one_host(self) -> int:
         return max(Counter(gpu.host.name for gpu in self.present if gpu.selectable).values(), default=0)
@@ -85,13 +86,13 @@ class KnownCards:
             invalid(value, "the list names a card twice")
         self._check_together(value, cards, max_gpus)
         for gpu in cards:
-            check_available(gpu)
+            check_available(gpu, self.listed())
         return cards
 
     def _check_together(self, value: Any, cards: list[Gpu], max_gpus: int) -> None:
         if len(cards) > max(1, max_gpus):
             too_many(value, max_gpus)
-        if len(cards) > 1 and any(gpu.uuid.startswith("MIG-") for gpu in cards):
+        if len(cards) > 1 and any(is_instance(gpu.uuid) for gpu in cards):
             too_many(value, 1, "A process cannot use several MIG instances, nor one beside a card.")
         if len({gpu.host_id for gpu in cards}) > 1:
             invalid(value, "the cards of one job must be in one host")
@@ -162,11 +163,7 @@ def too_many(raw: Any, max_gpus: int, why: str = "") -> NoReturn:
 # Cards that cannot take a job ---------------------------------------------------------------------------
 
 
-def is_mig_parent(gpu: Gpu) -> bool:
-    return bool(gpu.info.get("mig_mode")) and not gpu.info.get("mig_parent")
-
-
-def check_available(gpu: Gpu) -> None:
+def check_available(gpu: Gpu, known: list[dict[str, Any]]) -> None:
     """400 for a card that no job may name now. A stale card or a silent host is no reason: the job waits."""
     if not gpu.simulated and gpu.host.backend_error:
         driver_unavailable(gpu.host.backend_error)
@@ -178,7 +175,7 @@ def check_available(gpu: Gpu) -> None:
             "lost",
             "was lost: " + (gpu.error or "the driver stopped answering for it"),
         ),
-        (is_mig_parent(gpu), "mig_parent", "is split into MIG instances; name one of those"),
+        (is_split(gpu.info), "mig_parent", "is split into MIG instances; name one of those"),
         (not gpu.enabled, "disabled", "was switched off by staff"),
         (hold["quarantined"], "quarantined", "is closed until the memory of an ended job has come back"),
         (not gpu.selectable, "not_selectable", "is not among MISTUDIO_VISIBLE_GPUS of its host"),
@@ -191,6 +188,7 @@ def check_available(gpu: Gpu) -> None:
                 f"Card {gpu.index} ({gpu.uuid}) {sentence}.",
                 gpu=gpu.uuid,
                 reason=reason,
+                available=known,
             )
 
 

@@ -56,9 +56,7 @@ def state() -> Health:
 
 def _checks(database: Word, hosts: Any, pulses: dict[str, datetime]) -> Checks:
     known = [host for host in hosts if not _forgotten(host)] if hosts is not None else None
-    canaries = [
-        at for name, at in pulses.items() if name.startswith("canary") and timezone.now() - at < FORGOTTEN
-    ]
+    canaries = _pulses(pulses, "canary")
     return {
         "database": database,
         "redis": "ok" if broker_answers() else "down",
@@ -66,8 +64,13 @@ def _checks(database: Word, hosts: Any, pulses: dict[str, datetime]) -> Checks:
         "workers": None if known is None else _alive([host.worker_alive() for host in known]),
         "canary_age_s": _age(min(canaries, default=None)),
         "beat_age_s": _age(pulses.get("beat")),
-        "watchdog_age_s": _age(pulses.get("watchdog")),
+        "watchdog_age_s": _age(min(_pulses(pulses, "watchdog"), default=None)),
     }
+
+
+def _pulses(pulses: dict[str, datetime], name: str) -> list[datetime]:
+    """Those of every queue or host, `name:…`; the oldest of them counts. What is gone for a day is no fault."""
+    return [at for key, at in pulses.items() if key.startswith(name) and timezone.now() - at < FORGOTTEN]
 
 
 def _forgotten(host: Host) -> bool:

@@ -75,7 +75,7 @@ Buckets = dict[str, dict[int, Bucket]]
 
 
 def last(minutes: float, metric: str, uuids: Sequence[str], points: int = 300) -> Window:
-    """The last `minutes` of these cards."""
+    """What a page draws: the last `minutes` of these cards, up to now."""
     now = timezone.now()
     return query(metric, uuids, now - timedelta(minutes=minutes), now, points, now=now)
 
@@ -134,7 +134,11 @@ def _series(metric: Metric, buckets: dict[int, Bucket], numbers: list[int]) -> S
 
 
 def _read(metric: Metric, uuids: Sequence[str], start: int, end: int, step: int) -> Buckets:
-    """The buckets by card and number. Cards that are rolled up equally far, as most always are, are read together."""
+    """The buckets by card and number. Cards that are rolled up equally far, as most always are, are read together.
+
+    The database sums up a day at most: two years of a large card's bytes are more than 64 bits.
+    """
+    part = min(step, DAY * SECOND)
     found: Buckets = defaultdict(dict)
     together: dict[tuple[int, int], dict[int, str]] = defaultdict(dict)
     for one in GpuSeries.objects.filter(uuid__in=uuids):
@@ -142,11 +146,11 @@ def _read(metric: Metric, uuids: Sequence[str], start: int, end: int, step: int)
     for (hours_to, minutes_to), names in together.items():
         for table, since, until in _parts(start, end, step, hours_to, minutes_to):
             for number, at, low, total, count, high in _aggregate(
-                table, metric.column, list(names), since, until, step
+                table, metric.column, list(names), since, until, part
             ):
                 bucket = Bucket(low, int(total), int(count), high)
-                of_card = found[names[number]]
-                of_card[at] = of_card[at] + bucket if at in of_card else bucket
+                of_card, at_step = found[names[number]], at * part // step
+                of_card[at_step] = of_card[at_step] + bucket if at_step in of_card else bucket
     return found
 
 

@@ -16,8 +16,12 @@ from django.utils import timezone
 
 from gpus.models import Gpu, GpuEvent, Host
 from gpus.publish import publish
+from gpus.readings import is_split, names_of
 from gpus.sampling import Card
 from gpus.shapes import iso
+
+#: What only a card that was read can say.
+READ = ("reading", "sampled_at", "last_seen_at", "processes", "processes_at")
 
 
 @dataclass
@@ -39,7 +43,7 @@ def record(sight: Sight) -> list[GpuEvent]:
     with transaction.atomic():
         host = _write_host(sight)
         rows = {gpu.uuid: gpu for gpu in host.gpus.all()}
-        visible = visible_uuids(sight.cards)
+        visible = visible_uuids(sight.cards, sight.complete)
         events = [
             event for card in sight.cards for event in _write_card(host, card, rows, card.uuid in visible)
         ]
@@ -89,10 +93,10 @@ def _write_card(host: Host, card: Card, rows: dict[str, Gpu], selectable: bool) 
 
 
 def _worth_writing(row: Gpu, values: dict[str, Any]) -> dict[str, Any]:
-    """Most of a card stays the same from tick to tick."""
-    return {name: value for name, value in values.items() if getattr(row, name) != value} or {
-        "index": values["index"]
-    }
+    """Most of a card stays the same from tick to tick. Before an agent has read it, its last readings stand."""
+    kept = READ if values["sampled_at"] is None else ()
+    new = {name: value for name, value in values.items() if name not in kept and getattr(row, name) != value}
+    return new or {"index": values["index"]}
 
 
 def _changes(row: Gpu | None, card: Card) -> list[tuple[str, str]]:
@@ -118,28 +122,43 @@ def _remove(host: Host, gpu: Gpu) -> GpuEvent:
     return GpuEvent(host=host, uuid=gpu.uuid, event="removed", detail=gpu.name)
 
 
+def unseen(sight: Sight) -> list[dict[str, Any]]:
+    """What is known of the cards of this host that should be in sight and are not."""
+    seen = [card.uuid for card in sight.cards]
+    rows = Gpu.objects.filter(host__name=sight.host, removed_at=None, simulated=sight.backend == "simulated")
+    return [row.info | {"index": row.index} for row in rows.exclude(uuid__in=seen)]
+
+
 def _publish(events: list[GpuEvent]) -> None:
     for event in events:
         data = {"uuid": event.uuid, "host": event.host.name, "detail": event.detail, "at": iso(event.at)}
         publish("system/gpus", f"gpu:{event.event}", data)
 
 
-def visible_uuids(cards: list[Card]) -> set[str]:
+def visible_uuids(cards: list[Card], complete: bool = True) -> set[str]:
     """The cards that `MISTUDIO_VISIBLE_GPUS` lets jobs use: indexes, or UUIDs that may be shortened.
 
-    As CUDA reads `CUDA_VISIBLE_DEVICES`: what follows an entry that names no card is ignored.
+    As CUDA reads `CUDA_VISIBLE_DEVICES`: what follows an entry that names no card is ignored; unless cards are
+    missing from the list, as the entry may name one of those. A card that is split stands for its instances,
+    and is itself none that a job could use.
     """
     words = settings.MISTUDIO_VISIBLE_GPUS
+    split = {card.uuid for card in cards if is_split(card.info)}
     if words is None:
-        return {card.uuid for card in cards}
+        return {card.uuid for card in cards} - split
     visible: set[str] = set()
     for word in words:
         named = [card.uuid for card in cards if _names(word, card)]
-        if len(named) != 1:
+        if len(named) == 1:
+            visible.update(named)
+        elif named or complete:
             break
-        visible.update(named)
-    return visible
+    visible |= {card.uuid for card in cards if card.info.get("mig_parent") in visible}
+    return visible - split
 
 
 def _names(word: str, card: Card) -> bool:
-    return word == str(card.index) or (len(word) > 4 and card.uuid.casefold().startswith(word.casefold()))
+    names = [name.casefold() for name in names_of(card.uuid, card.info)]
+    return word == str(card.index) or (
+        len(word) > 4 and any(name.startswith(word.casefold()) for name in names)
+    )

@@ -63,3 +63,10 @@ def resident_bytes(pid: int) -> int | None:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
     except (OSError, IndexError):
         return None
+
+
+def memory(text: str | None = None) -> tuple[int, int]:
+    """The host's memory, and what of it is available without swapping, in bytes; `text`: `/proc/meminfo`."""
+    lines = (text or Path("/proc/meminfo").read_text()).splitlines()
+    known = {name: int(value.split()[0]) * 1024 for name, value in (line.split(":", 1) for line in lines)}
+    return known["MemTotal"], known["MemAvailable"]

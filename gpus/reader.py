@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from gpus import backends
-from gpus.backends.base import Backend, BackendUnavailable, CardLost
+from gpus.backends.base import Backend, BackendUnavailable, CardLost, CardSilent
 
 PR_SET_PDEATHSIG = 1
 
@@ -52,6 +52,8 @@ class Server:
             return said | {"stale_library": error.stale_library}
         except CardLost as error:
             return {"error": "lost", "reason": str(error)}
+        except CardSilent as error:
+            return {"error": "failed", "reason": str(error)}
         except Exception as error:  # one odd card must not end the reader of the others
             return {"error": "failed", "reason": f"{type(error).__name__}: {error}"}
 

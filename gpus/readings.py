@@ -5,6 +5,7 @@ Each field names the `nvidia-smi --query-gpu=` key that shows the same number.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -22,13 +23,30 @@ class CardInfo:
     cuda_version: str | None = None
     compute_capability: str | None = None  # compute_cap
     mig_mode: bool | None = None  # mig.mode.current
-    mig_parent: str | None = None
+    mig_parent: str | None = None  # of an instance: the UUID of its card
+    mig_place: str | None = None  # of an instance: the numbers of its GPU and compute instance, `1/0`
     compute_mode: str | None = None  # compute_mode
-    unified_memory: bool = False
+    unified_memory: bool = False  # has none of its own: what is told is the host's
     simulated: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def is_split(info: Mapping[str, Any]) -> bool:
+    """Whether this is a card in MIG mode: no job can use it, only its instances."""
+    return bool(info.get("mig_mode")) and not info.get("mig_parent")
+
+
+def names_of(uuid: str, info: Mapping[str, Any]) -> list[str]:
+    """The UUID, and of an instance its name of drivers before 470, which CUDA still takes: `MIG-GPU-…/1/0`."""
+    older = f"MIG-{info.get('mig_parent')}/{info.get('mig_place')}"
+    return [uuid, older] if info.get("mig_place") else [uuid]
+
+
+def is_instance(uuid: str) -> bool:
+    """Whether this is a MIG instance, a part of a card that is listed too."""
+    return uuid.startswith("MIG-")
 
 
 @dataclass(frozen=True)

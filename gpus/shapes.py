@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from gpus.models import Gpu
 from gpus.owners import NOTHING, Hold, Owner
-from gpus.readings import CardReading
+from gpus.readings import CardReading, is_instance
 from gpus.timing import stale_seconds
 
 Health = Literal["host_lost", "removed", "lost", "stale", "quarantined", "draining", "disabled", "ok"]
@@ -191,7 +191,8 @@ def total(values: Iterable[float | int | None]) -> Any:
 
 
 def aggregate(cards: list[Metrics]) -> Aggregate:
-    """All cards as one; only cards with a reading that is not stale count."""
+    """All cards as one; only cards with a reading that is not stale count. An instance is a part of its card."""
+    cards = [card for card in cards if not is_instance(card["uuid"])]
     readable = [card for card in cards if not card["stale"]]
     busy = [
         card["utilization_gpu_percent"] for card in readable if card["utilization_gpu_percent"] is not None

@@ -16,7 +16,7 @@ from django.utils.html import format_html
 from django_celery_beat import models as beat
 
 from jobs.exceptions import Conflict
-from jobs.models import Artifact, Attempt, Job, JobEvent, JobInput, JobMetric, Lease
+from jobs.models import Artifact, Attempt, Job, JobEvent, JobInput, JobMetric, Lease, WatchdogEvent
 
 
 def link(row: Model | None) -> str:
@@ -258,6 +258,22 @@ class JobMetricAdmin(ReadOnly):
     @admin.display(description="job", ordering="job")
     def job_link(self, metric: JobMetric) -> str:
         return link(metric.job)
+
+
+@admin.register(WatchdogEvent)
+class WatchdogEventAdmin(ReadOnly):
+    list_display = (
+        "found_at", "finding", "state", "name", "pid", "gpu_uuid", "host", "attempt_link", "memory_before_bytes",
+        "memory_after_bytes", "closed_at",
+    )  # fmt: skip
+    list_filter = ("finding", "state", "host", ("closed_at", admin.EmptyFieldListFilter))
+    list_select_related = ("host", "attempt__job")
+    search_fields = ("name", "user", "gpu_uuid", "=pid", "attempt__job__id", "attempt__job__name")
+    readonly_fields = ("attempt_link",)
+
+    @admin.display(description="attempt", ordering="attempt")
+    def attempt_link(self, row: WatchdogEvent) -> str:
+        return link(row.attempt)
 
 
 # Beat's tables: who may edit a PeriodicTask may call any task with any arguments.

@@ -12,11 +12,11 @@ from django.conf import settings
 from django.utils import timezone
 
 from gpus import agent_client
-from gpus.choice import is_mig_parent
 from gpus.models import Gpu, Host, within
+from gpus.readings import is_split
 from gpus.timing import PROCESS_LIST_SECONDS, scaled
 from jobs.memory import CardMemory, card_memory, still_to_take
-from jobs.models import Lease
+from jobs.models import Lease, WatchdogEvent
 from jobs.ownership import LATELY_SECONDS, Known, known_members, owners_among
 
 #: A card that is closed for one of these may open by itself; the others need a person.
@@ -46,6 +46,7 @@ class Slots:
     leases: list[Lease] = field(default_factory=list)
     memory: CardMemory = field(default_factory=lambda: CardMemory(None, None))
     lately_ours: bool = False  # whether a lease is open, or ended a moment ago
+    haunted: bool = False  # whether the watchdog told of a ghost on the card: named only
     host_reserved: int = 0  # what jobs on this host's own memory have still to take
 
     def taken(self, job_class: str) -> set[int]:
@@ -116,11 +117,12 @@ class Board:
         for host in Host.objects.all():
             name, known[host.pk] = f"cpu:{host.name}", known_members(host.name)
             self._add(Slots(name, host, {"batch": settings.MISTUDIO_CPU_JOBS}, None, leases[name]))
-        just_ended = lately_ended()
+        just_ended, ghosts = lately_ended(), haunted_cards()
         for gpu in Gpu.objects.select_related("host"):
             limits = {"batch": gpu.max_jobs, "interactive": gpu.interactive_slots}
             slots = Slots(gpu.resource, gpu.host, limits, gpu, leases[gpu.resource])
             slots.lately_ours = bool(slots.leases) or gpu.resource in just_ended
+            slots.haunted = gpu.uuid in ghosts
             slots.look(known[gpu.host_id])
             self._add(slots)
 
@@ -152,6 +154,12 @@ def lately_ended() -> set[str]:
     return set(Lease.objects.filter(ended_at__gt=since).values_list("resource", flat=True))
 
 
+def haunted_cards() -> set[str]:
+    """Cards that hold memory or compute for nobody, for three rounds of the watchdog already."""
+    told = WatchdogEvent.objects.filter(closed_at=None, finding=WatchdogEvent.Finding.GHOST)
+    return set(told.filter(state=WatchdogEvent.State.REPORTED).values_list("gpu_uuid", flat=True))
+
+
 def closed_because(slots: Slots) -> Closed | None:
     """Why this resource takes no job now, whatever it asks; None when it is open."""
     if slots.gpu is not None and (closed := card_closed(slots.gpu, slots.leases)):
@@ -170,7 +178,7 @@ def card_closed(gpu: Gpu, leases: list[Lease]) -> Closed | None:
     health, detail = gpu.health(held=bool(leases), quarantined=quarantined)
     if health != "ok":
         return Closed(health, f"card {gpu.index} is {health}: {detail}")
-    if is_mig_parent(gpu):
+    if is_split(gpu.info):
         return Closed("mig_parent", f"card {gpu.index} is split into MIG instances")
     if not gpu.selectable:
         return Closed(

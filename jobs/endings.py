@@ -22,6 +22,7 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
+from gpus import choice
 from gpus.timing import scaled
 from jobs import events, faults, paths
 from jobs.models import ACTIVE, Artifact, Attempt, Job, JobEvent, Lease, Outcome, Status
@@ -137,6 +138,17 @@ def fail(job: Job, attempt: Attempt, reason: str, error: str, hint: str = "", **
             close(attempt, Outcome.ENDED, error, **values)
             _tell(job, Status.FAILED, error)
     return moved
+
+
+def card_lost(job: Job, attempt: Attempt, sentence: str) -> bool:
+    """`auto` goes on elsewhere from its checkpoint; a named card is never swapped: the owner decides."""
+    if choice.auto_count(job.gpu_wanted) is not None:
+        return lost(job, attempt, sentence)
+    job.refresh_from_db()
+    if job.cancel_requested_at:
+        return cancelled(job, attempt)
+    hint = "Retry from its checkpoint on another card, or on this one once it is back. It was not moved by itself."
+    return fail(job, attempt, "card_lost", sentence, hint)
 
 
 def reason_of_end(error: Exception) -> tuple[str, str, str]:

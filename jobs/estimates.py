@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpus import choice
+from gpus.readings import is_split
 from gpus.rest import ApiError
 from jobs.artifacts import Resolved, as_input
 from jobs.board import Board, Slots
@@ -36,7 +37,7 @@ def estimate_resolved(kind: JobKind, params: Mapping[str, Any], resolved: list[R
 
 def refuse_too_large(need: int | None, request: str) -> None:
     """400 when the estimate exceeds what the named card, or for `auto` every card, can ever hold."""
-    cards = Board().cards()
+    cards = [s for s in Board().cards() if s.gpu is not None and not is_split(s.gpu.info)]
     wanted = choice.wanted(request)
     if isinstance(wanted, list):
         cards = [s for s in cards if s.gpu is not None and s.gpu.uuid in wanted]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from gpus.publish import publish
 
 if TYPE_CHECKING:
-    from jobs.models import Job
+    from jobs.models import Job, WatchdogEvent
 
 
 def created(job: Job) -> None:
@@ -45,3 +45,9 @@ def metric(job_id: str, step: int, values: dict[str, float | None]) -> None:
 
 def log(job_id: str, line: str) -> None:
     publish(f"jobs/{job_id}", "job:log", {"id": job_id, "line": line})
+
+
+def watchdog(row: WatchdogEvent) -> None:
+    from jobs.serializers import WatchdogEventSerializer
+
+    publish("system/gpus", "watchdog:event", dict(WatchdogEventSerializer(row).data))

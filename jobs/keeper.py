@@ -23,7 +23,7 @@ from setproctitle import setproctitle
 from gpus import procfs, publish
 from gpus.backends import simulated
 from gpus.timing import scaled
-from jobs import dispatch, endings, events, faults, lease, paths, processes
+from jobs import cardloss, dispatch, endings, events, faults, lease, ownership, paths, processes, tasks
 from jobs.models import ACTIVE, FINAL, Attempt, Job, Status
 from jobs.patience import AWAY, patiently, quietly
 from jobs.processes import Process
@@ -83,6 +83,7 @@ class Keeper:
         self.stop_sent = False
         self.overdue_at = 0.0
         self.killed_for = ""
+        self.card_lost = ""
         self.peak_bytes = 0
         self.observed: int | None = None
         self.sample_at = 0.0
@@ -99,6 +100,7 @@ class Keeper:
         self.end_members()
         self.end_lease()
         quietly(dispatch.schedule)
+        tasks.ring_watch(self.attempt)
         publish.flush(1.0)
 
     # Start --------------------------------------------------------------------------------------------
@@ -181,6 +183,13 @@ class Keeper:
         if time.monotonic() - self.heartbeat_at >= scaled(HEARTBEAT_SECONDS):
             self.heartbeat_at = time.monotonic()
             quietly(self.heartbeat)
+            quietly(self.look_at_cards)
+        if self.card_lost:
+            self.stop()  # it may keep a checkpoint, if its card lets it
+            self.kill_when_overdue("card_lost")
+
+    def look_at_cards(self) -> None:
+        self.card_lost = self.card_lost or cardloss.sentence(self.attempt)
 
     def _read_row(self) -> Job:
         fields = ("status", "attempt", "cancel_requested_at", "pause_requested_at")
@@ -192,7 +201,7 @@ class Keeper:
         elif row.status in FINAL or row.cancel_requested_at:
             # A work that has just written its end has a moment left to say so and go.
             self.stop()
-            self.kill_when_overdue()
+            self.kill_when_overdue("cancel")
         elif row.pause_requested_at:
             self.stop()
         elif row.status == Status.STARTING and time.monotonic() - self.began_at > START_LIMIT_SECONDS:
@@ -205,11 +214,11 @@ class Keeper:
             self.stop_sent = True
             processes.send(self.work, signal.SIGTERM)
 
-    def kill_when_overdue(self) -> None:
-        """30 s after a cancel, when the work has not found the time to end."""
+    def kill_when_overdue(self, why: str) -> None:
+        """30 s after it was asked to stop, when the work has not found the time to end."""
         self.overdue_at = self.overdue_at or time.monotonic() + scaled(KILL_AFTER_SECONDS)
         if time.monotonic() > self.overdue_at:
-            self.kill("cancel")
+            self.kill(why)
 
     def kill(self, why: str) -> None:
         assert self.work is not None
@@ -217,11 +226,13 @@ class Keeper:
         processes.send(self.work, signal.SIGKILL)
 
     def heartbeat(self) -> None:
-        found = processes.descendants([os.getpid()])
+        seen_ticks, found = processes.ticks_now(), processes.descendants(os.getpid())
         self.hold_card([p for p in found if p != self.work])
+        self.attempt.members = [[p.pid, p.start] for p in found]
         Attempt.objects.filter(pk=self.attempt.pk, ended_at=None).update(
             heartbeat_at=timezone.now(),
-            members=[[p.pid, p.start] for p in found],
+            members=self.attempt.members,
+            seen_ticks=seen_ticks,
             peak_memory_bytes=self.peak_bytes or None,
         )
         observed = self.observed if self.job.simulated else None
@@ -283,6 +294,8 @@ class Keeper:
         job, attempt, status = self.job, self.attempt, self.exit_status or 0
         if job.cancel_requested_at or self.killed_for == "cancel":
             endings.cancelled(job, attempt)
+        elif self.card_lost:
+            endings.card_lost(job, attempt, self.card_lost)
         elif self.killed_for == "never_started":
             endings.never_started(job, attempt, f"the work did not start in {START_LIMIT_SECONDS:.0f} s")
         elif status == -signal.SIGKILL and not self.killed_for and oom_kills() > self.oom_kills:
@@ -295,14 +308,13 @@ class Keeper:
 
     def end_members(self) -> None:
         """What the work left behind: TERM, 2 s, KILL."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            left = processes.descendants([os.getpid()])
-            for member in left:
-                processes.send(member, number)
-            deadline = time.monotonic() + scaled(MEMBER_TERM_SECONDS)
-            while any(map(processes.alive, left)) and time.monotonic() < deadline:
-                self._reap_all()
-                time.sleep(0.02)
+        processes.end(self._find_members, scaled(MEMBER_TERM_SECONDS), meanwhile=self._reap_all)
+
+    def _find_members(self) -> set[Process]:
+        """Remembered, for the card may list them when they are dead."""
+        found = processes.descendants(os.getpid())
+        quietly(lambda: ownership.remember(self.attempt, found))
+        return found
 
     def _reap_all(self) -> None:
         with suppress(ChildProcessError):

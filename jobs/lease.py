@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.utils import timezone
 
 from gpus import agent_client
+from jobs import ownership, processes
 from jobs.models import Attempt, Lease
-from jobs.processes import members
+from jobs.processes import Process
 
 #: Memory that may stay when the listed processes are gone: driver and rounding.
 TOLERANCE_BYTES = 512 * 2**20
@@ -21,7 +24,7 @@ def end_if_free(attempt: Attempt) -> bool:
     leases = held(attempt)
     if not leases:
         return True
-    if {p for p in members(attempt) if p.pid != attempt.keeper_pid}:
+    if ownership.members(attempt):
         return False
     for lease in leases:
         if _memory_is_back(lease, attempt):
@@ -36,8 +39,8 @@ def _end(lease: Lease) -> None:
 def _memory_is_back(lease: Lease, attempt: Attempt) -> bool:
     """In a reading taken now: no listed process is ours, and used ≤ listed + reserved + 512 MiB.
 
-    A card that another live lease holds is judged by the members alone. Without an answer of the agent
-    nothing is known, and the lease waits for the next look.
+    A card that another live lease holds, or whose memory is the whole machine's, is judged by the members alone.
+    Without an answer of the agent nothing is known, and the lease waits for the next look.
     """
     if not lease.resource.startswith("gpu:"):
         return True
@@ -46,17 +49,32 @@ def _memory_is_back(lease: Lease, attempt: Attempt) -> bool:
     fresh = agent_client.fresh(lease.resource.removeprefix("gpu:"))
     if fresh is None:
         return False
-    ours = {attempt.work_pid, *(pid for pid, _ in attempt.members)}
-    if any(process["pid"] in ours for process in fresh["processes"]):
+    listed = others(fresh["processes"])
+    if any(lists(listed, member) for member in processes.recorded(attempt)):
         return False
-    return not fresh["lists"] or memory_accounted(fresh["reading"], fresh["processes"])
-
-
-def memory_accounted(reading: dict[str, int | None], processes: list[dict[str, int | None]]) -> bool:
-    used, listed = reading.get("memory_used_bytes"), [p.get("memory_used_bytes") for p in processes]
-    if used is None or any(value is None for value in listed):
+    if not fresh["lists"] or fresh.get("unified"):
         return True
-    return used <= sum(v or 0 for v in listed) + (reading.get("memory_reserved_bytes") or 0) + TOLERANCE_BYTES
+    return unaccounted_bytes(fresh["reading"], listed) <= TOLERANCE_BYTES
+
+
+def lists(listed: list[dict[str, Any]], member: Process) -> bool:
+    """Whether a card that lists this number means the member: it is alive, or dead and not forgotten; not somebody
+    else to whom the number was given since."""
+    numbers = {process["pid"] for process in listed}
+    return member.pid in numbers and processes.find(member.pid) in (None, member)
+
+
+def others(listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the agent's own processes, which some drivers list on every card."""
+    return [process for process in listed if not process.get("own")]
+
+
+def unaccounted_bytes(reading: dict[str, Any], listed: list[dict[str, Any]]) -> int:
+    """Used memory that neither a listed process nor the driver has; 0 where the memory of processes is not told."""
+    used, told = reading.get("memory_used_bytes"), [process.get("memory_used_bytes") for process in listed]
+    if used is None or None in told:
+        return 0
+    return max(0, used - sum(filter(None, told)) - (reading.get("memory_reserved_bytes") or 0))
 
 
 def quarantine(attempt: Attempt) -> None:

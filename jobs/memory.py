@@ -76,10 +76,11 @@ def card_memory(
     leases: Sequence[Lease],
     lately_ours: bool,
 ) -> CardMemory:
-    """`listed` and `owners` go together, process by process; `lately_ours`: a lease is open or ended just now."""
-    strangers = [
-        p for p, owner in zip(listed, owners, strict=True) if owner["owner"] in ("foreign", "unknown")
-    ]
+    """`listed` and `owners` go together, process by process; `lately_ours`: a lease is open or ended just now.
+    The agent itself, which some drivers list on every card, is no use of it."""
+    uses = [(p, owner) for p, owner in zip(listed, owners, strict=True) if owner["owner"] != "self"]
+    listed, owners = [p for p, _ in uses], [owner for _, owner in uses]
+    strangers = [p for p, owner in uses if owner["owner"] in ("foreign", "unknown")]
     seen = [observed(lease, listed, owners) for lease in leases]
     return CardMemory(
         total=total,

@@ -167,6 +167,9 @@ class Attempt(models.Model):
     work_start = models.BigIntegerField(null=True)
     session_id = models.PositiveIntegerField(null=True)
     members = models.JSONField(default=list, help_text="[pid, start ticks] of descendants seen")
+    seen_ticks = models.BigIntegerField(
+        null=True, help_text="The last heartbeat in clock ticks since boot: a member was alive then"
+    )
     token_hash = models.CharField(max_length=64, blank=True)
     start_checkpoint = models.CharField(max_length=120, blank=True)
     granted_at = models.DateTimeField(default=timezone.now)
@@ -312,3 +315,71 @@ class JobEvent(models.Model):
 
     def __str__(self) -> str:
         return f"{self.event} {self.detail}"
+
+
+class WatchdogEvent(models.Model):
+    """What was found on a card (or held for one) that no open attempt accounts for, and what became of it: one row per
+    finding, updated as it moves.
+
+    leftover: found ─grace─▶ term ─10 s─▶ kill ─5 s─▶ failed; from each of them ▶ gone
+    the others, and in report mode all: found ▶ reported ▶ gone
+    """
+
+    class Finding(models.TextChoices):
+        LEFTOVER = "leftover"  # a process of an ended attempt: the only finding that is ever signalled
+        LEASE = "lease"  # a lease in quarantine: its card's memory has not come back
+        GHOST = "ghost"  # memory or load of a card that lists nobody for it
+        FOREIGN = "foreign"  # a process that is none of ours
+        UNKNOWN = "unknown"  # a process of which nothing can be proven
+
+    class State(models.TextChoices):
+        FOUND = "found"
+        TERM = "term"
+        KILL = "kill"
+        FAILED = "failed"
+        REPORTED = "reported"
+        GONE = "gone"
+
+    host = models.ForeignKey("gpus.Host", on_delete=models.CASCADE)
+    finding = models.CharField(max_length=12, choices=Finding.choices)
+    state = models.CharField(max_length=12, choices=State.choices, default=State.FOUND)
+    gpu_uuid = models.CharField(max_length=100, blank=True, help_text="Empty for a job without a card")
+    pid = models.PositiveIntegerField(null=True)
+    start_ticks = models.BigIntegerField(
+        null=True, help_text="Start of the process, in clock ticks since boot"
+    )
+    name = models.CharField(max_length=200, blank=True)
+    user = models.CharField(max_length=100, blank=True)
+    attempt = models.ForeignKey(Attempt, null=True, on_delete=models.SET_NULL, related_name="watchdog_events")
+    proof = models.CharField(max_length=12, blank=True, help_text="recorded, descendant, session or token")
+    reason = models.TextField(blank=True)
+    outcome = models.TextField(blank=True, help_text="What became of it, in a sentence")
+    memory_before_bytes = models.BigIntegerField(
+        null=True, help_text="Held when it was last seen unsignalled"
+    )
+    memory_after_bytes = models.BigIntegerField(
+        null=True, help_text="Held in the reading that closed the row"
+    )
+    found_at = models.DateTimeField(default=timezone.now)
+    seen_at = models.DateTimeField(default=timezone.now)
+    due_at = models.DateTimeField(null=True, help_text="When the next step of the ladder is due")
+    term_at = models.DateTimeField(null=True)
+    kill_at = models.DateTimeField(null=True)
+    closed_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["-found_at", "-id"]
+        indexes = [
+            models.Index(fields=["host"], name="open_watchdog_events", condition=Q(closed_at=None)),
+            models.Index(fields=["-found_at", "-id"], name="newest_watchdog_events"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.finding} {self.pid or self.gpu_uuid}"
+
+    @property
+    def freed_bytes(self) -> int | None:
+        """What came back; `None` where the driver does not say, or as long as it is there."""
+        if self.memory_before_bytes is None or self.memory_after_bytes is None:
+            return None
+        return max(0, self.memory_before_bytes - self.memory_after_bytes)

@@ -145,6 +145,14 @@ def too_full(slots: Slots, need: int | None) -> str:
     return f"needs {gib(need)}, card {slots.gpu.index if slots.gpu else '?'} has {gib(slots.free_bytes())} free now"
 
 
+def haunted(slots: Slots) -> Wait | None:
+    """`auto` passes by a card that uses memory or computes for nobody who is listed; by name it may be had."""
+    if not slots.haunted or slots.gpu is None:
+        return None
+    detail = f"card {slots.gpu.index} holds memory or computes for no process (a ghost): name it to use it all the same"
+    return Wait("card", detail, gpu_uuid=slots.gpu.uuid)
+
+
 def handed_back(job: Job, slots: Slots) -> bool:
     """Whether the work of this job, on arrival, found the card too full; until a newer reading says otherwise."""
     skip = (job.waiting_for or {}).get("skip") or {}
@@ -176,7 +184,7 @@ def place_auto(job: Job, board: Board) -> list[Slots] | Wait:
     cards = board.by_preference()
     waits = []
     for slots in cards:
-        wait = blocked(job, slots, board)
+        wait = blocked(job, slots, board) or haunted(slots)
         if wait is None:
             return [slots]
         waits.append(wait)
@@ -192,8 +200,8 @@ def place_auto(job: Job, board: Board) -> list[Slots] | Wait:
 
 def soonest(waits: list[Wait]) -> Wait:
     """The wait of the card that may come first: behind a job before anything else."""
-    order = {"lease": 0, "memory": 1, "card": 2}
-    first = min(waits, key=lambda w: (order.get(w.reason, 3), w.eta_seconds is None, w.eta_seconds or 0))
+    order = {"lease": 0, "memory": 1, "driver": 2, "card": 3}
+    first = min(waits, key=lambda w: (order.get(w.reason, 4), w.eta_seconds is None, w.eta_seconds or 0))
     return Wait(first.reason, first.detail, None, first.job_id, first.eta_seconds)
 
 

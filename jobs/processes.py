@@ -10,11 +10,12 @@ import ctypes
 import hashlib
 import os
 import signal
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from jobs.models import Attempt
@@ -53,71 +54,147 @@ def alive(process: Process) -> bool:
     return bool(fields) and int(fields[19]) == process.start and fields[0] != "Z"
 
 
-def parents() -> dict[int, tuple[int, int, int]]:
-    """Of every process: parent pid, session id, start ticks."""
-    table = {}
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit() and (fields := _stat(int(entry.name))) and fields[0] != "Z":
-            table[int(entry.name)] = (int(fields[1]), int(fields[3]), int(fields[19]))
-    return table
-
-
-def descendants(roots: Iterable[int], table: dict[int, tuple[int, int, int]] | None = None) -> set[Process]:
-    """All living descendants of `roots`, themselves excluded."""
-    table = parents() if table is None else table
-    family = set(roots)
-    grown = True
-    while grown:
-        children = {pid for pid, (parent, _, _) in table.items() if parent in family} - family
-        family |= children
-        grown = bool(children)
-    return {Process(pid, table[pid][2]) for pid in family - set(roots) if pid in table}
-
-
 def token_hash(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def tokens(pid: int) -> list[str]:
-    """Hashes of the attempts' tokens in the environment that the process was executed with."""
-    try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return []
-    prefix = f"{TOKEN_VARIABLE}=".encode()
-    carried = [e.removeprefix(prefix) for e in environment.split(b"\0") if e.startswith(prefix)]
-    return [token_hash(token.decode(errors="replace")) for token in carried]
+def ticks_now() -> int:
+    """This moment on the clock of start times: ticks since boot."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
-def lineage(process: Process) -> Iterator[Process]:
-    """The process, its parent, and so on upwards."""
-    pid = process.pid
-    while pid and (fields := _stat(pid)):
-        yield Process(pid, int(fields[19]))
-        pid = int(fields[1])
+# Whose is it? -----------------------------------------------------------------------------------------
 
 
-def members(attempt: Attempt) -> set[Process]:
-    """The living processes that provably belong to the attempt, on this host and boot.
+class Row(NamedTuple):
+    """What `/proc/<pid>/stat` says of a living process."""
 
-    Recorded keeper, work and descendants; what descends from them now; their session while one of them
-    lives; and executed processes that carry the attempt's token.
-    """
-    if attempt.boot_id != boot_id():
-        return set()
+    parent: int
+    session: int
+    start: int
+
+
+def recorded(attempt: Attempt) -> set[Process]:
+    """Keeper, work and the descendants seen, as they stand in the attempt's row."""
     pairs = [
         (attempt.keeper_pid, attempt.keeper_start),
         (attempt.work_pid, attempt.work_start),
         *attempt.members,
     ]
-    recorded = {p for pid, start in pairs if pid and start and alive(p := Process(pid, start))}
-    table = parents()
-    found = recorded | descendants((p.pid for p in recorded), table)
-    if recorded and attempt.session_id:
-        found |= {Process(pid, row[2]) for pid, row in table.items() if row[1] == attempt.session_id}
-    if attempt.token_hash:
-        found |= {Process(pid, row[2]) for pid, row in table.items() if attempt.token_hash in tokens(pid)}
-    return {p for p in found if p.pid != os.getpid()}
+    return {Process(pid, start) for pid, start in pairs if pid and start}
+
+
+class Census:
+    """The living processes of one moment, and whose they are by proof. What was read once is not read again, so
+    that all questions are answered from one picture."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, Row | None] = {}
+        self._tokens: dict[Process, list[str] | None] = {}
+
+    def row(self, pid: int) -> Row | None:
+        if pid not in self._rows:
+            fields = _stat(pid)
+            living = bool(fields) and fields[0] not in "ZX"
+            self._rows[pid] = Row(int(fields[1]), int(fields[3]), int(fields[19])) if living else None
+        return self._rows[pid]
+
+    def find(self, pid: int) -> Process | None:
+        row = self.row(pid)
+        return Process(pid, row.start) if row else None
+
+    def everybody(self) -> list[Process]:
+        pids = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
+        return [process for pid in pids if (process := self.find(pid))]
+
+    def lineage(self, process: Process) -> Iterator[Process]:
+        """The process, its parent, and so on upwards; an ancestor is never younger than its child."""
+        row = self.row(process.pid)
+        while row and row.start == process.start:
+            yield process
+            parent = self.find(row.parent)
+            if parent is None or parent.start > process.start or parent.pid == process.pid:
+                return
+            process, row = parent, self.row(parent.pid)
+
+    def session(self, process: Process) -> int | None:
+        row = self.row(process.pid)
+        return row.session if row else None
+
+    def tokens(self, process: Process) -> list[str] | None:
+        """Hashes of the attempts' tokens that the process was executed with; `None` when that cannot be read."""
+        if process not in self._tokens:
+            self._tokens[process] = _tokens(process)
+        return self._tokens[process]
+
+    def proof(self, process: Process, attempt: Attempt) -> str:
+        """Why the process is a member of the attempt (contract, section 6); empty when nothing proves it."""
+        return self._proof(process, attempt, recorded(attempt))
+
+    def members(self, attempt: Attempt) -> set[Process]:
+        """The living members of the attempt on this host and boot."""
+        known = recorded(attempt)
+        return {process for process in self.everybody() if self._proof(process, attempt, known)}
+
+    def _proof(self, process: Process, attempt: Attempt, known: set[Process]) -> str:
+        if attempt.boot_id != boot_id():
+            return ""
+        if process in known:
+            return "recorded"
+        if any(ancestor in known for ancestor in self.lineage(process)):
+            return "descendant"
+        if self._in_session(process, attempt, known):
+            return "session"
+        return "token" if self._carries_token(process, attempt) else ""
+
+    def _in_session(self, process: Process, attempt: Attempt, known: set[Process]) -> bool:
+        """A session's number is not given again while anybody is in it: so a recorded member who is in it now, or a
+        start before the last moment that one was seen alive, says that it still is the attempt's."""
+        session = attempt.session_id
+        if not session or self.session(process) != session:
+            return False
+        if attempt.seen_ticks and process.start < attempt.seen_ticks:
+            return True
+        return any(self.find(p.pid) == p and self.session(p) == session for p in known)
+
+    def _carries_token(self, process: Process, attempt: Attempt) -> bool:
+        """Executed with the attempt's token. Whoever is older than the attempt's keeper, or another user's, did not
+        get it from the work: such a token was copied."""
+        if not attempt.token_hash or process.start < (attempt.keeper_start or 0):
+            return False
+        return attempt.token_hash in (self.tokens(process) or []) and user_id(process) == os.geteuid()
+
+
+def _tokens(process: Process) -> list[str] | None:
+    try:
+        environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+    except OSError:
+        return None
+    if find(process.pid) != process:  # the number was given to somebody else meanwhile
+        return None
+    prefix = f"{TOKEN_VARIABLE}=".encode()
+    carried = [e.removeprefix(prefix) for e in environment.split(b"\0") if e.startswith(prefix)]
+    return [token_hash(token.decode(errors="replace")) for token in carried]
+
+
+def user_id(process: Process) -> int | None:
+    try:
+        return os.stat(f"/proc/{process.pid}").st_uid
+    except OSError:
+        return None
+
+
+def descendants(root: int) -> set[Process]:
+    """All living descendants of the process with this pid, itself excluded."""
+    census = Census()
+    return {
+        process
+        for process in census.everybody()
+        if process.pid != root and any(ancestor.pid == root for ancestor in census.lineage(process))
+    }
+
+
+# Signals ----------------------------------------------------------------------------------------------
 
 
 def send(process: Process, number: int) -> bool:
@@ -135,6 +212,25 @@ def send(process: Process, number: int) -> bool:
         return False
     finally:
         os.close(handle)
+
+
+def end(
+    find: Callable[[], set[Process]], seconds: float, meanwhile: Callable[[], None] = lambda: None
+) -> set[Process]:
+    """TERM, up to `seconds`, KILL, up to `seconds`, to whom `find` names; returns who is left all the same.
+
+    It is asked again before the KILL: who was told to end may have started others. `meanwhile` is called while waiting.
+    """
+    left: set[Process] = set()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        left |= find()
+        for process in left:
+            send(process, number)
+        deadline = time.monotonic() + seconds
+        while (left := {p for p in left if alive(p)}) and time.monotonic() < deadline:
+            meanwhile()
+            time.sleep(0.02)
+    return left
 
 
 def prctl(option: int, value: int) -> None:

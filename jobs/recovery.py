@@ -6,13 +6,11 @@ theirs, but for launches that nobody ever claimed.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import TypeVar
 
@@ -22,13 +20,14 @@ from django.utils import timezone
 
 from gpus.models import Host, within
 from gpus.timing import scaled
-from jobs import dispatch, endings, events, lease, paths, processes, tasks
+from jobs import dispatch, endings, events, lease, ownership, paths, processes, tasks, watchdog
 from jobs.models import ACTIVE, WAITING, Attempt, Job, Lease, Outcome, Status
 from jobs.patience import AWAY
 from jobs.processes import Process
+from jobs.turns import one_at_a_time
 
 logger = logging.getLogger(__name__)
-Row = TypeVar("Row", Attempt, Job)
+Row = TypeVar("Row", Attempt, Job, Host)
 
 UNCLAIMED_SECONDS = 60.0  # the start of a work is not scaled
 TERM_SECONDS = 2.0
@@ -39,25 +38,14 @@ def recover_host(name: str) -> None:
     """One round for the attempts of this host, then a dispatch."""
     host, _ = Host.objects.get_or_create(name=name)
     Host.objects.filter(pk=host.pk).update(worker_seen_at=timezone.now())
-    with one_at_a_time() as mine:
+    with one_at_a_time("recovery") as mine:
         if mine:
             each(unclaimed(), lambda attempt: ring_or_give_up(attempt, host))
             each(claimed(host), end_if_orphan)
             each(unfinished_leases(host), end_leases)
             each(asked_to_end(), end_waiting)
+    each([host], watchdog.follow_up)
     dispatch.schedule()
-
-
-@contextmanager
-def one_at_a_time() -> Iterator[bool]:
-    """Whether no other round of this host is under way: two would repair the same attempt at once."""
-    with open(settings.MISTUDIO_HOME / "run" / "recovery.lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
 
 
 def each(rows: Iterable[Row], repair: Callable[[Row], None]) -> None:
@@ -113,8 +101,7 @@ def end_if_orphan(attempt: Attempt) -> None:
     """Members TERM, 2 s, KILL; then the end that the work wrote, else `lost` and back to the queue."""
     if not keeper_gone(attempt):
         return
-    end_members(attempt)
-    if processes.members(attempt):
+    if end_members(attempt):
         return  # a process that cannot be ended yet still computes: the next round looks again
     try:
         settle(attempt.job, attempt)
@@ -137,25 +124,27 @@ def settle(job: Job, attempt: Attempt) -> None:
         endings.close(attempt, Outcome.ENDED)
 
 
-def end_members(attempt: Attempt) -> None:
-    left = processes.members(attempt)
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for member in left:
-            processes.send(member, number)
-        deadline = time.monotonic() + min(TERM_SECONDS, scaled(TERM_SECONDS))
-        while (left := {p for p in left if processes.alive(p)}) and time.monotonic() < deadline:
-            time.sleep(0.02)
+def end_members(attempt: Attempt) -> set[Process]:
+    """TERM, 2 s, KILL; returns who is left."""
+
+    def find() -> set[Process]:
+        found = ownership.members(attempt)
+        ownership.remember(attempt, found)
+        return found
+
+    return processes.end(find, min(TERM_SECONDS, scaled(TERM_SECONDS)))
 
 
 def unfinished_leases(host: Host) -> set[Attempt]:
-    open_leases = Lease.objects.filter(ended_at=None, attempt__host=host).exclude(attempt__ended_at=None)
-    return {open_lease.attempt for open_lease in open_leases.select_related("attempt__job")}
+    """Attempts that have ended and not let go; those in quarantine are the watchdog's."""
+    releasing = Lease.objects.filter(ended_at=None, attempt__host=host).exclude(attempt__ended_at=None)
+    releasing = releasing.exclude(state=Lease.State.QUARANTINED)
+    return {open_lease.attempt for open_lease in releasing.select_related("attempt__job")}
 
 
 def end_leases(attempt: Attempt) -> None:
     """Leases whose keeper is gone: ended when card and processes let go, quarantined after 30 s."""
-    quarantined = attempt.leases.filter(state=Lease.State.QUARANTINED).exists()
-    if not (quarantined or attempt.keeper_pid is None or keeper_gone(attempt)):
+    if not (attempt.keeper_pid is None or keeper_gone(attempt)):
         return
     end_members(attempt)
     if not lease.end_if_free(attempt) and not within(attempt.ended_at, scaled(LEASE_SECONDS)):

@@ -12,6 +12,7 @@ from jobs import tasks
 
 DISPATCH_SECONDS = 5.0  # a safety net: submits and ends ring by themselves
 RECOVERY_SECONDS = 10.0
+WATCHDOG_SECONDS = 60.0
 CANARY_SECONDS = 30.0
 ROLL_UP_SECONDS = 60.0
 PRUNE_SECONDS = 3600.0
@@ -26,9 +27,10 @@ def register_common() -> None:
 
 
 def register_host(host: str) -> None:
-    """Recovery and canary of one host, on its own queue."""
+    """Recovery, watchdog and canary of one host, on its own queue."""
     queue = tasks.host_queue(host)
     every(f"recover {host}", tasks.recover, RECOVERY_SECONDS, queue)
+    every(f"watchdog {host}", tasks.watch, WATCHDOG_SECONDS, queue)
     every(f"canary {queue}", tasks.canary, CANARY_SECONDS, queue, queue)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from jobs.models import Artifact, Attempt, Job, JobEvent
+from jobs.models import Artifact, Attempt, Job, JobEvent, WatchdogEvent
 from jobs.people import Person, is_staff
 
 #: What only the owner and staff may see of a job.
@@ -37,6 +37,23 @@ class JobEventSerializer(serializers.ModelSerializer[JobEvent]):
     class Meta:
         model = JobEvent
         fields = ["at", "event", "detail", "attempt"]
+
+
+class WatchdogEventSerializer(serializers.ModelSerializer[WatchdogEvent]):
+    """What stood on a card, and what was done about it; the same in REST and in frames."""
+
+    host = serializers.CharField(source="host.name", read_only=True)
+    job_id = serializers.UUIDField(source="attempt.job_id", default=None, read_only=True)
+    attempt = serializers.IntegerField(source="attempt.number", default=None, read_only=True)
+    freed_bytes = serializers.IntegerField(allow_null=True, read_only=True)
+
+    class Meta:
+        model = WatchdogEvent
+        fields = [
+            "id", "host", "gpu_uuid", "finding", "state", "reason", "outcome", "proof", "pid", "start_ticks", "name",
+            "user", "job_id", "attempt", "memory_before_bytes", "memory_after_bytes", "freed_bytes", "found_at",
+            "seen_at", "due_at", "term_at", "kill_at", "closed_at",
+        ]  # fmt: skip
 
 
 class JobSerializer(serializers.ModelSerializer[Job]):

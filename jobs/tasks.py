@@ -46,6 +46,12 @@ def ring_nudge(job: Job) -> None:
         ring(nudge, str(job.pk), queue=host_queue(job.host.name))
 
 
+def ring_watch(attempt: Attempt) -> None:
+    """A job has ended: the watchdog looks at the cards that it had."""
+    if attempt.gpu_uuids:
+        ring(watch, attempt.gpu_uuids, queue=host_queue(attempt.host.name))
+
+
 @shared_task(ignore_result=True)
 def dispatch() -> None:
     from jobs.dispatch import schedule
@@ -76,15 +82,24 @@ def recover() -> None:
 
 
 @shared_task(ignore_result=True)
+def watch(cards: list[str] | None = None) -> None:
+    """One round of this host's watchdog: all cards, or those of a job that has just ended."""
+    from jobs import watchdog
+
+    watchdog.watch(settings.MISTUDIO_HOST_NAME, cards)
+
+
+@shared_task(ignore_result=True)
 def canary(queue: str) -> None:
     Pulse.beat(f"canary:{queue}")
 
 
 @shared_task(ignore_result=True)
 def prune() -> None:
-    from jobs.recovery import prune_staging
+    from jobs import recovery, watchdog
 
-    prune_staging()
+    recovery.prune_staging()
+    watchdog.prune()
 
 
 @shared_task(ignore_result=True)

@@ -2,7 +2,7 @@
 
 from django.urls import re_path
 
-from jobs import api, registry, uploads
+from jobs import api, registry, system_api, uploads
 
 JOB = r"^jobs/(?P<id>[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12})"
 ARTIFACT = r"^artifacts/(?P<id>[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12})"
@@ -11,6 +11,7 @@ urlpatterns = [
     re_path(r"^job-kinds/?$", api.KindList.as_view()),
     re_path(r"^job-kinds/(?P<kind>[a-z_]+)/?$", api.KindDetail.as_view()),
     re_path(r"^system/gpu-fit/?$", api.GpuFit.as_view()),
+    re_path(r"^system/watchdog-events/?$", system_api.WatchdogEvents.as_view()),
     re_path(r"^jobs/?$", api.JobList.as_view()),
     re_path(JOB + r"/?$", api.JobDetail.as_view()),
     *(

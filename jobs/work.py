@@ -28,7 +28,7 @@ from setproctitle import setproctitle
 
 from gpus import backends, publish
 from gpus.readings import CardInfo
-from jobs import arrival, endings, events, faults, paths, processes, registry
+from jobs import arrival, cardloss, endings, events, faults, paths, processes, registry
 from jobs.context import WorkContext
 from jobs.endings import End
 from jobs.exceptions import Fenced, JobRejected, JobStopped
@@ -85,6 +85,10 @@ def main(job: Job, attempt: Attempt, gate: int, token: str) -> int:
         end = patiently(partial(end_of, job, error, reported=reported))
     if end is None:
         stop.give_in()
+    if end.status == Status.FAILED and (loss := cardloss.behind(attempt, end.error)):
+        patiently(partial(endings.card_lost, job, attempt, loss))
+        publish.flush(1.0)
+        return 0
     return publish_end(job, attempt, end)
 
 
@@ -143,11 +147,14 @@ def verify_card(job: Job, attempt: Attempt) -> str:
 
 
 def _cuda_uuids() -> list[str]:
-    """UUIDs of `cuda:0…` as the CUDA runtime reports them, in the driver's spelling."""
+    """UUIDs of `cuda:0…` as the CUDA runtime reports them, in the driver's spelling: it tells an instance's as bare
+    as a card's, so that only the environment knows which of the two a number that it names is."""
     import torch
 
-    count = torch.cuda.device_count()
-    return [f"GPU-{torch.cuda.get_device_properties(n).uuid}" for n in range(count)]
+    named = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+    prefixes = {uuid[4:].casefold(): uuid[:4] for uuid in named}
+    seen = [str(torch.cuda.get_device_properties(n).uuid) for n in range(torch.cuda.device_count())]
+    return [prefixes.get(uuid.casefold(), "GPU-") + uuid for uuid in seen]
 
 
 def _looked_up(simulated: bool) -> list[str]:

@@ -29,7 +29,8 @@ def host_worker_is_ready(sender: object, **kwargs: object) -> None:
         schedule.register_host(settings.MISTUDIO_HOST_NAME)
         if settings.MISTUDIO_JOB_START == "fork":
             forkserver.warm()
-        tasks.ring(tasks.recover, queue=tasks.host_queue(settings.MISTUDIO_HOST_NAME))
+        for task in (tasks.recover, tasks.watch):
+            tasks.ring(task, queue=tasks.host_queue(settings.MISTUDIO_HOST_NAME))
 
 
 @beat_init.connect

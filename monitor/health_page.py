@@ -19,13 +19,13 @@ from gpus.models import Gpu, Host, Pulse
 from jobs.models import Attempt, Job, Lease, Outcome
 from jobs.serializers import may_see
 from jobs.tasks import host_queue
-from monitor import board, words
+from monitor import board, watchdog_page, words
 from monitor.templatetags.show import duration
 from monitor.views import Request
 from monitor.workers import CANARY, PARTS
 
 LATELY = timedelta(hours=1)
-LAUNCHES = 20
+LAUNCHES = FINDINGS = 20
 
 
 @login_required
@@ -44,6 +44,7 @@ def context(user: User) -> dict[str, Any]:
         "cards": board.present(Gpu.objects.exclude(error="").select_related("host")),
         "launches": [launch(attempt, user) for attempt in failed_launches()[:LAUNCHES]],
         "leases": [lease(row) for row in quarantined()],
+        "findings": [watchdog_page.row(event) for event in watchdog_page.open_findings()[:FINDINGS]],
         "gpus": board.gpu_map(),
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path, re_path
 
-from monitor import artifact_pages, card_pages, health_page, prometheus, token_pages, views
+from monitor import artifact_pages, card_pages, health_page, prometheus, token_pages, views, watchdog_page
 
 #: As in `gpus.urls`: old names of MIG instances have slashes.
 UUID = r"(?P<uuid>[A-Za-z0-9-]+(?:/[0-9]+/[0-9]+)?)"
@@ -31,6 +31,7 @@ urlpatterns = [
     path("artifacts/<uuid:artifact_id>/delete/", artifact_pages.artifact_delete, name="artifact-delete"),
     re_path(r"^metrics/?$", prometheus.MetricsView.as_view(), name="prometheus"),
     path("health/", health_page.health, name="health-page"),
+    path("health/watchdog/", watchdog_page.watchdog, name="watchdog"),
     path("tokens/", token_pages.tokens, name="token-page"),
     path("tokens/<uuid:id>/revoke/", token_pages.revoke, name="token-revoke"),
     path("new/", views.new, name="new"),

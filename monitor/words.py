@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from gpus import shapes
 from gpus.models import Gpu, Host
+from gpus.readings import is_split
 from jobs.models import Job, Status
 from monitor.templatetags.show import ago, duration, since, size
 
@@ -27,9 +28,7 @@ def said(text: str, *, bad: bool = False, **more: Any) -> Said:
 def state_of_card(info: shapes.Info) -> Said:
     """The word on the card's badge."""
     if info["health"] == "ok" and not info["selectable"]:
-        return said("not used", tone="")
-    if info["health"] == "ok" and is_split(info):
-        return said("split", tone="")
+        return said("split" if is_split(info) else "not used", tone="")
     if info["health"] == "ok":
         return said("busy" if info["jobs"] else "free", tone="busy" if info["jobs"] else "")
     tone = "bad" if info["health"] in TROUBLE else "warn"
@@ -37,11 +36,6 @@ def state_of_card(info: shapes.Info) -> Said:
     if info["health"] in ("lost", "host_lost", "stale") and info["last_seen_at"]:
         word += f" · {since(info['last_seen_at'])}"
     return said(word, tone=tone)
-
-
-def is_split(info: shapes.Info) -> bool:
-    """A card whose MIG instances take the jobs, and it none."""
-    return bool(info["mig_mode"]) and not info["mig_parent"]
 
 
 def card_says(gpu: Gpu, info: shapes.Info, outside_bytes: int = 0) -> str:
@@ -52,10 +46,10 @@ def card_says(gpu: Gpu, info: shapes.Info, outside_bytes: int = 0) -> str:
         return f"The agent of {info['host']} is silent; these are its last readings."
     if info["health"] != "ok":
         return " ".join(part for part in (f"{sentence(info['health_detail'])}.", gpu.note) if part)
+    if is_split(info):
+        return "Split into MIG instances: jobs use those."
     if not info["selectable"]:
         return "Not among MISTUDIO_VISIBLE_GPUS: shown, never used."
-    if is_split(info):
-        return "Its MIG instances take the jobs."
     if gpu.note:
         return gpu.note
     if outside_bytes:

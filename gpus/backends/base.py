@@ -27,6 +27,10 @@ class CardLost(Exception):
     """The driver says that this card is gone (fallen off the bus, removed, unknown)."""
 
 
+class CardSilent(Exception):
+    """This card does not say what it was asked; in words for people."""
+
+
 class Backend(Protocol):
     unreadable: int  # cards that the last list counted, but could not open
 
@@ -34,10 +38,10 @@ class Backend(Protocol):
         """Every card of this host that can be opened, in PCI order. Raises `BackendUnavailable`."""
 
     def read(self, uuid: str) -> CardReading:
-        """One sample. Raises `CardLost`."""
+        """One sample. Raises `CardLost`, `CardSilent`."""
 
     def processes(self, uuid: str) -> list[GpuProcess]:
-        """The processes that the card lists now. Raises `CardLost`."""
+        """The processes that the card lists now. Raises `CardLost`, `CardSilent`."""
 
     def lookup(self, uuid: str) -> CardInfo | None:
         """The card of this UUID, if it is here."""

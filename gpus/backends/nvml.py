@@ -6,14 +6,15 @@ card keeps the others. Handles are kept: fetching them again at every sweep cost
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import pynvml as nvml
 
 from gpus import procfs
-from gpus.backends.base import BackendUnavailable, CardLost
-from gpus.readings import CardInfo, CardReading, GpuProcess
+from gpus.backends.base import BackendUnavailable, CardLost, CardSilent
+from gpus.readings import CardInfo, CardReading, GpuProcess, is_instance
 
 T = TypeVar("T")
 Handle = Any
@@ -44,13 +45,19 @@ SLOWDOWNS = {
     nvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "hw_power_brake_slowdown",
     nvml.nvmlClocksEventReasonDisplayClockSetting: "display_clock_setting",
 }
+NOT_SUPPORTED = str(nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED))
+#: Devices without memory of their own, for drivers too old to tell how their addresses are made.
+INTEGRATED = {"GB10", "Thor", "Orin", "Xavier", "Tegra"}
+OF_THE_WHOLE = "a MIG instance has none of its own: see its card"
+#: What a process outside every MIG instance has for an instance (nvml.h).
+NO_INSTANCE = 0xFFFFFFFF
 #: No card is hotter, or draws more, than this; a driver that says so says nonsense.
 HOTTEST_CELSIUS, LARGEST_WATTS = 200, 5000
 
 
 def no_driver(error: nvml.NVMLError) -> BackendUnavailable:
     """Why no card can be read. The next question needs a new process: the library stays as it was loaded."""
-    reason = f"The NVIDIA driver does not answer: {error}."
+    reason = f"The NVIDIA driver does not answer: {str(error).rstrip('.')}."
     return BackendUnavailable(
         reason, DRIVER_REPAIRS.get(error.value, "`nvidia-smi` shows the same error."), stale_library=True
     )
@@ -102,14 +109,18 @@ class NvmlBackend:
         self.unreadable = 0
 
     def list_cards(self) -> list[CardInfo]:
+        """Whole cards under the driver's own indexes, then the MIG instances of those that are split."""
         try:
             count = nvml.nvmlDeviceGetCount()
             versions = driver_version(), cuda_version()
         except nvml.NVMLError as error:
             raise no_driver(error) from error
+        self.handles = {}
         found = [self._info(index, versions) for index in range(count)]
-        self.unreadable = found.count(None)
-        return [card for card in found if card is not None]
+        cards = [card for card in found if card is not None]
+        self.unreadable = count - len(cards)
+        parts = [part for card in cards if card.mig_mode for part in self._instances(card)]
+        return cards + [replace(part, index=count + number) for number, part in enumerate(parts)]
 
     def _info(self, index: int, versions: tuple[str | None, str | None]) -> CardInfo | None:
         try:
@@ -125,8 +136,21 @@ class NvmlBackend:
         self.handles[uuid] = handle
         return info
 
+    def _instances(self, card: CardInfo) -> Iterator[CardInfo]:
+        """What a split card is split into; empty slots are none. One that goes while it is asked is gone."""
+        whole = self.handles[card.uuid]
+        for slot in range(answer_or_none(lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(whole)) or 0):
+            try:
+                handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, slot)
+                uuid = nvml.nvmlDeviceGetUUID(handle)
+                yield instance_info(Card(handle), uuid, card)
+            except (nvml.NVMLError, CardLost):
+                continue
+            self.handles[uuid] = handle
+
     def read(self, uuid: str) -> CardReading:
-        return reading(Card(self._handle(uuid)))
+        card = Card(self._handle(uuid))
+        return said(instance_reading(card) if is_instance(uuid) else reading(card))
 
     def processes(self, uuid: str) -> list[GpuProcess]:
         return listed(self._handle(uuid))
@@ -140,8 +164,14 @@ class NvmlBackend:
                 self.handles[uuid] = nvml.nvmlDeviceGetHandleByUUID(uuid)
             except nvml.NVMLError as error:
                 raise_if_gone(error)
-                raise CardLost(f"The driver has no card {uuid}: {error}.") from error
+                raise CardLost(not_opened(uuid, error)) from error
         return self.handles[uuid]
+
+
+def not_opened(uuid: str, error: nvml.NVMLError) -> str:
+    if error.value == nvml.NVML_ERROR_NO_PERMISSION:
+        return f"The driver says: {error}. {DRIVER_REPAIRS[error.value]}"
+    return f"The driver does not open {uuid}: {error}."
 
 
 # What a card is ---------------------------------------------------------------------------------------
@@ -181,6 +211,24 @@ def card_info(card: Card, uuid: str, index: int, versions: tuple[str | None, str
         compute_capability="{}.{}".format(*capability) if capability else None,
         mig_mode=bool(mig[0]) if mig else None,
         compute_mode=COMPUTE_MODES.get(mode) if mode is not None else None,
+        unified_memory=isinstance(memory, HostMemory),
+    )
+
+
+def instance_info(part: Card, uuid: str, card: CardInfo) -> CardInfo:
+    """A MIG instance: its own name and memory, everything else as its card."""
+    name, memory = part.ask("name", nvml.nvmlDeviceGetName), memory_of(part)
+    place = [
+        part.ask("", nvml.nvmlDeviceGetGpuInstanceId),
+        part.ask("", nvml.nvmlDeviceGetComputeInstanceId),
+    ]
+    return replace(
+        card,
+        uuid=uuid,
+        name=name or card.name,
+        memory_total_bytes=memory.total if memory else None,
+        mig_parent=card.uuid,
+        mig_place=None if None in place else "{}/{}".format(*place),
     )
 
 
@@ -193,8 +241,39 @@ def as_text(value: bytes | str) -> str:
 MEMORY = "memory_total_bytes memory_used_bytes memory_free_bytes memory_reserved_bytes"
 
 
+@dataclass(frozen=True)
+class HostMemory:
+    """What a card without memory of its own shares with the rest of the machine."""
+
+    total: int
+    free: int
+    reserved: None = None
+
+    @property
+    def used(self) -> int:
+        return self.total - self.free
+
+
 def memory_of(card: Card) -> Any:
-    """Version 2 tells the driver's own share apart from `used`, as `nvidia-smi` does; old drivers have only 1."""
+    """Version 2 tells the driver's own share apart from `used`, as `nvidia-smi` does; old drivers have only 1.
+
+    Of an integrated device, which supports neither, the host's. Any other answer is none at all.
+    """
+    memory = device_memory(card)
+    if memory is None and card.missing["memory_total_bytes"] == NOT_SUPPORTED and integrated(card):
+        memory = HostMemory(*procfs.memory())
+        card.missing = {field: why for field, why in card.missing.items() if field not in MEMORY.split()[:3]}
+    return memory
+
+
+def integrated(card: Card) -> bool:
+    """Whether the driver says that the device walks the host's page tables, or its name is known for it."""
+    if card.ask("", nvml.nvmlDeviceGetAddressingMode) == nvml.NVML_DEVICE_ADDRESSING_MODE_ATS:
+        return True
+    return not INTEGRATED.isdisjoint((card.ask("", nvml.nvmlDeviceGetName) or "").split())
+
+
+def device_memory(card: Card) -> Any:
     newer = card.ask(MEMORY, nvml.nvmlDeviceGetMemoryInfo, nvml.nvmlMemory_v2)
     if newer is not None:
         return newer
@@ -239,6 +318,31 @@ def reading(card: Card) -> CardReading:
     )
 
 
+def instance_reading(part: Card) -> CardReading:
+    """A MIG instance has memory of its own; load, heat and power are told of the whole card only."""
+    memory = memory_of(part)
+    untold = CardReading(
+        memory_total_bytes=memory.total if memory else None,
+        memory_used_bytes=memory.used if memory else None,
+        memory_free_bytes=memory.free if memory else None,
+        memory_reserved_bytes=getattr(memory, "reserved", None),
+    )
+    rest = [
+        name for name, said in untold.as_dict().items() if said in (None, []) and name not in MEMORY.split()
+    ]
+    return replace(untold, missing=part.missing | dict.fromkeys(rest, OF_THE_WHOLE))
+
+
+def said(sample: CardReading) -> CardReading:
+    """The reading, if there is anything in it: a card that tells nothing is not read."""
+    values = vars(sample).items()
+    if all(value in (None, []) for name, value in values if name != "missing"):
+        raise CardSilent(
+            f"The card tells none of its values (memory: {sample.missing['memory_used_bytes']})."
+        )
+    return sample
+
+
 def temperature(card: Card) -> float | None:
     """The newer call first: the older one leaves with CUDA 14."""
     newer = card.ask("temperature_celsius", nvml.nvmlDeviceGetTemperatureV, nvml.NVML_TEMPERATURE_GPU)
@@ -274,8 +378,11 @@ def throttle_reasons(card: Card) -> list[str]:
 
 def listed(handle: Handle) -> list[GpuProcess]:
     """Compute first; a process that also draws is named once. Raises what the driver says of the compute list;
-    the two other lists are extras that many cards do not keep."""
+    the two other lists are extras that many cards do not keep. What is in an instance of a split card is listed there.
+    """
     card = Card(handle)
+    mig = card.ask("", nvml.nvmlDeviceGetMigMode)
+    split = bool(mig and mig[0])
     found: dict[int, GpuProcess] = {}
     for kind, question in (
         ("compute", nvml.nvmlDeviceGetComputeRunningProcesses),
@@ -284,14 +391,12 @@ def listed(handle: Handle) -> list[GpuProcess]:
     ):
         entries: Iterable[Any] | None = card.ask(kind, question)
         for entry in entries or ():
+            if split and entry.gpuInstanceId != NO_INSTANCE:
+                continue
             found.setdefault(entry.pid, process(entry.pid, kind, entry.usedGpuMemory))
     if "compute" in card.missing:
-        raise ProcessesUnlisted(card.missing["compute"])
+        raise CardSilent(card.missing["compute"])
     return list(found.values())
-
-
-class ProcessesUnlisted(Exception):
-    """This card does not say who uses it."""
 
 
 def process(pid: int, kind: str, used: int | None) -> GpuProcess:

@@ -33,9 +33,12 @@
   let all = {}; // the cards together, as of the last frame
   let cursorAt = null; // index of the step under the pointer, while it is on a chart
 
+  /** A MIG instance is a part of its card, which is counted already. */
+  const wholeCards = () => cards.filter((card) => !card.uuid.startsWith("MIG-"));
+
   /** Step by step over all cards. Unknown in all is unknown; unknown in some counts the others. */
   function across(name, part, combine) {
-    const columns = cards.map((card) => store.series(card.uuid, name)?.[part]).filter(Boolean);
+    const columns = wholeCards().map((card) => store.series(card.uuid, name)?.[part]).filter(Boolean);
     return store.times.map((_, n) => {
       const values = [];
       for (const column of columns) if (column[n] !== null) values.push(column[n]);
@@ -48,25 +51,28 @@
 
   /** Tops of the layers, the last card's highest: drawn from the top down, each filled to the one below. */
   function stack() {
-    const columns = cards.map((card) => store.series(card.uuid, "memory")?.mean ?? []);
+    const columns = wholeCards().map((card) => store.series(card.uuid, "memory")?.mean ?? []);
     const said = store.times.map((_, n) => columns.some((column) => known(column[n])));
     const below = store.times.map(() => 0);
     return columns.map((column) => said.map((any, n) => (any ? (below[n] += column[n] ?? 0) : null))).reverse();
   }
 
   const limits = {
-    slowdown: () => lowestOf(cards.map((card) => card.slowdown)),
+    slowdown: () => lowestOf(wholeCards().map((card) => card.slowdown)),
     limit: () => all.power_limit_watts ?? sumOf("limit"), total: () => all.memory_total_bytes ?? sumOf("total"),
   };
   /** Before the first frame: what the rows say. */
-  const sumOf = (name) => (cards.some((card) => known(card[name])) ? sum(cards.map((card) => card[name] ?? 0)) : null);
+  const sumOf = (name) => {
+    const values = wholeCards().map((card) => card[name]).filter(known);
+    return values.length ? sum(values) : null;
+  };
   const lowestOf = (values) => (values.some(known) ? Math.min(...values.filter(known)) : null);
   const plot = (place, name) => $(`[data-chart="${name}"] .plot`, place);
   const common = (name) => ({ ...curves.scale(name, limits), x: store.range, group: "page", label: curves.label(name), cursor: follow });
 
   function makeAggregated() {
-    const edge = cards.length > 12 ? 0 : 1; // of many thin layers one would see the edges only
-    const layers = [...cards].reverse();
+    const layers = wholeCards().reverse();
+    const edge = layers.length > 12 ? 0 : 1; // of many thin layers one would see the edges only
     charts.make(plot(aggregated, "memory"), {
       ...common("memory"),
       lines: layers.map((card) => ({ token: token(card.index), dash: dashed(card.index), width: edge, fill: 0.4 })),
@@ -83,12 +89,12 @@
     set("utilization", across("utilization", "max", highest), across("utilization", "mean", mean), across("utilization", "min", lowest));
     set("temperature", across("temperature", "max", highest));
     set("power", across("power", "mean", sum));
-    legend(aggregated, cards);
+    legend(aggregated, wholeCards());
   }
 
   function follow(at) {
     cursorAt = at;
-    if (choice.mode === "aggregated") legend(aggregated, cards);
+    if (choice.mode === "aggregated") legend(aggregated, wholeCards());
     if (choice.mode === "compare") legend(compare, compared());
   }
 
@@ -113,12 +119,13 @@
   });
 
   function totals() {
-    const fresh = cards.map((card) => newest.get(card.uuid)).filter((card) => card && !card.stale);
+    const counted = wholeCards();
+    const fresh = counted.map((card) => newest.get(card.uuid)).filter((card) => card && !card.stale);
     const values = (name) => fresh.map((card) => card[name]).filter(known);
     const added = (name) => (values(name).length ? sum(values(name)) : null);
     const heat = values("temperature_celsius"), busy = values("utilization_gpu_percent");
     all = {
-      gpu_count: newest.size, readable_count: fresh.length,
+      gpu_count: counted.length, readable_count: fresh.length,
       memory_used_bytes: added("memory_used_bytes"), memory_total_bytes: added("memory_total_bytes"),
       power_draw_watts: added("power_draw_watts"), power_limit_watts: added("power_limit_watts"),
       utilization_gpu_percent: busy.length ? mean(busy) : null, temperature_celsius_max: heat.length ? highest(heat) : null,

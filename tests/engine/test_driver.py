@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.engine.test_cards import wait_behind_a_job
-from tests.stubs.driver import StandIn, StandInCard
+from tests.stubs.driver import IS_LOST, StandIn, StandInCard
 from tests.system import System
 
 pytestmark = pytest.mark.engine
@@ -291,3 +291,35 @@ def test_a_machine_without_a_driver_says_so_once_and_runs_what_needs_no_card_g07
         time.sleep(3)
         told = (host.home / "logs" / "agent.log").read_text()
         assert told.count("No cards can be read") == 1
+
+
+@pytest.mark.parametrize("request_", ["named", "auto"])
+def test_a_card_that_falls_off_the_bus_ends_or_moves_its_job_g27(
+    request_: str, host: System, driver: StandIn
+) -> None:
+    """C answers GPU_IS_LOST to every call: named, its job fails and keeps the checkpoint; auto goes on elsewhere."""
+    lost = driver.cards[2]
+    for card in driver.cards:
+        card.used = 2 if card is lost else 20 * 1024  # C is the emptiest
+    driver.write()
+    seen(host, lambda cards: free_of(host, driver, 0) < 5 * GIB and free_of(host, driver, 2) > 20 * GIB)
+    gpu = lost.uuid if request_ == "named" else "auto"
+    job = host.submit(
+        "rehearsal", gpu=gpu, steps=60, seconds_per_step=0.1, checkpoint_every=1, estimate_mib=100
+    )
+    running = host.wait(job["id"], "running")
+    assert running["gpu_uuid"] == lost.uuid
+    time.sleep(1)  # some steps, some checkpoints
+    lost.faults = {"handle": IS_LOST}
+    driver.write()
+    done = host.wait(job["id"])
+    first = done["attempts"][0]
+    if request_ == "named":
+        assert (done["status"], done["failure_reason"]) == ("failed", "card_lost"), done["error"]
+        assert f"Card 2 (NVIDIA GeForce RTX 3090, {lost.uuid}) was lost while the job ran" in done["error"]
+        assert "Retry from its checkpoint" in done["hint"]
+        assert first["outcome"] == "ended"
+    else:
+        assert (done["status"], first["outcome"]) == ("succeeded", "lost"), done["error"]
+        assert done["gpu_uuid"] != lost.uuid
+        assert done["result"]["first"] > 0  # from its checkpoint

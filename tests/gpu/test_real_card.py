@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
+import sqlite3
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ import pytest
 
 from gpus import backends
 from gpus.readers import Readers
+from jobs import processes
 from tests.gpu.conftest import MIB, back_to, smi, used_mib
 from tests.system import System
 
@@ -110,6 +115,46 @@ def test_the_memory_comes_back_after(end: str, real: System, card: dict[str, Any
     final = real.wait(job["id"], timeout=120)["status"]
     assert final == {"success": "succeeded", "failure": "failed"}.get(end, "cancelled")
     print(f"\n{end}: {before} MiB before, {back_to(card['uuid'], before)} MiB after")
+
+
+HOLD = """
+import sys, time, torch
+held = torch.ones(int(sys.argv[1]) * 2**20, dtype=torch.uint8, device="cuda")
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_leftover_that_holds_the_cards_memory_is_cleaned(real: System, card: dict[str, Any]) -> None:
+    """It has the token of an attempt that has ended, in a session of its own: gone within grace, round and ladder."""
+    before, token = used_mib(card["uuid"]), secrets.token_hex(16)
+    job = real.submit("rehearsal", gpu=card["uuid"], steps=1)
+    real.wait(job["id"])
+    real.wait_for_free_cards()
+    with sqlite3.connect(real.home / "db.sqlite3", timeout=20) as database:
+        database.execute(
+            "UPDATE jobs_attempt SET token_hash = ? WHERE job_id = ?",
+            [processes.token_hash(token), job["id"].replace("-", "")],
+        )
+    environment = os.environ | {processes.TOKEN_VARIABLE: token, "CUDA_VISIBLE_DEVICES": card["uuid"]}
+    left = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(HELD_MIB)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        assert left.stdout and left.stdout.readline() == b"held\n"
+        assert used_mib(card["uuid"]) >= before + HELD_MIB
+        began = time.monotonic()
+        left.wait(timeout=10 + 60 + 15 + 30)
+        print(f"\nended after {time.monotonic() - began:.0f} s, {back_to(card['uuid'], before)} MiB are left")
+    finally:
+        left.kill()
+    rows = real.get("system/watchdog-events/")["results"]
+    [row] = [row for row in rows if row["pid"] == left.pid]
+    assert (row["finding"], row["state"]) == ("leftover", "gone")
+    assert row["freed_bytes"] is None or row["freed_bytes"] >= HELD_MIB * MIB
 
 
 def test_no_kind_takes_more_than_it_estimated(real: System, card: dict[str, Any]) -> None:

@@ -212,6 +212,18 @@ def test_it_refuses_a_card_that_cannot_take_a_job(
     assert card.uuid in str(error.detail)
 
 
+def test_it_takes_an_instance_by_either_of_its_names(make_card: MakeCard) -> None:
+    whole = make_card(0, info={"mig_mode": True})
+    part = make_card(
+        1,
+        uuid="MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f",
+        info={"mig_mode": True, "mig_parent": whole.uuid, "mig_place": "1/0"},
+    )
+    assert parse(part.uuid.upper()) == parse(f"MIG-{whole.uuid}/1/0") == part.uuid
+    assert refused(f"MIG-{whole.uuid}/2/0").code == "unknown_gpu"
+    assert refused(whole.uuid).extra["reason"] == "mig_parent"
+
+
 def test_it_refuses_a_quarantined_card(cards: list[Gpu]) -> None:
     owners.register(holds=lambda: {cards[0].uuid: {"jobs": ["j"], "quarantined": True}})
     assert refused(0).extra["reason"] == "quarantined"

@@ -85,8 +85,8 @@ def test_a_host_that_was_taken_away_is_no_fault(make_host: Any) -> None:
         ("beat", 70, "beat_age_s", 503),
         ("canary:cpu", 40, "canary_age_s", 200),
         ("canary:cpu", 100, "canary_age_s", 503),
-        ("watchdog", 100, "watchdog_age_s", 200),
-        ("watchdog", 200, "watchdog_age_s", 503),
+        ("watchdog:vm", 170, "watchdog_age_s", 200),
+        ("watchdog:vm", 190, "watchdog_age_s", 503),
     ],
 )
 def test_an_old_pulse_is_a_fault(name: str, age: int, key: str, status: int, make_host: Any) -> None:
@@ -102,6 +102,14 @@ def test_the_oldest_canary_counts(make_host: Any) -> None:
     Pulse.objects.create(name="canary:gpu.alpha", at=timezone.now() - timedelta(seconds=100))
     Pulse.beat("canary:cpu")
     assert ask()[2]["canary_age_s"] == pytest.approx(100, abs=2)
+
+
+def test_the_host_whose_watchdog_is_silent_counts(make_host: Any) -> None:
+    make_host()
+    Pulse.beat("watchdog:other")
+    Pulse.objects.create(name="watchdog:vm", at=timezone.now() - timedelta(seconds=200))
+    status, _, checks = ask()
+    assert (status, checks["watchdog_age_s"]) == (503, pytest.approx(200, abs=2))
 
 
 def test_the_canary_of_a_queue_that_is_gone_is_no_fault(make_host: Any) -> None:

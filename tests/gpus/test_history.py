@@ -405,6 +405,23 @@ def test_cards_share_an_axis_and_units_are_the_metrics_own() -> None:
         assert set(values["GPU-none"]) == {None}
 
 
+def test_years_of_a_large_card_add_up() -> None:
+    """288 GB, five times a second, for 600 days are 7 × 10^19 bytes: no 64-bit sum."""
+    per_hour, used = 18_000, 288 * 10**9
+    first = samples.floor(NOW_MS - 600 * 24 * HOUR, HOUR)
+    series = GpuSeries.objects.create(
+        uuid="GPU-a", minutes_to=first + 600 * 24 * HOUR, hours_to=first + 600 * 24 * HOUR
+    )
+    GpuHour.objects.bulk_create(
+        GpuHour(id=samples.key(series.pk, first + n * HOUR), memory_used_bytes_min=used, memory_used_bytes_max=used + n,
+                memory_used_bytes_sum=used * per_hour, memory_used_bytes_count=per_hour)
+        for n in range(600 * 24)
+    )  # fmt: skip
+    window = history.query(MEMORY, ["GPU-a"], NOW - timedelta(days=600), NOW, points=1, now=NOW)
+    assert [value for value in window.series["GPU-a"].mean if value is not None] == [used] * len(window.t)
+    assert max(window.series["GPU-a"].max) == used + 600 * 24 - 1
+
+
 def test_many_cards_share_the_points_of_an_answer() -> None:
     window = history.last(12 * 60, UTILIZATION, [f"GPU-{n}" for n in range(64)], points=2000)
     assert len(window.t) * 64 <= history.MAX_POINTS_TOGETHER

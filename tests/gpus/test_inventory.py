@@ -142,6 +142,27 @@ def test_a_card_moves_with_its_uuid_to_another_host() -> None:
     assert (gpu.host.name, gpu.removed_at) == ("two", None)
 
 
+def test_a_card_that_was_not_read_yet_keeps_its_last_readings() -> None:
+    record(sight(card("a")))
+    before = Gpu.objects.get()
+    unread = card("a", reading={}, sampled_at=None, processes_at=None, lost=True, error="fell off the bus")
+    record(sight(unread, complete=False))
+    after = Gpu.objects.get()
+    assert (after.reading, after.sampled_at) == (before.reading, before.sampled_at)
+    assert after.health() == ("lost", "fell off the bus")
+
+
+def test_the_cards_that_should_be_in_sight_and_are_not() -> None:
+    record(sight(card("a"), card("b", 1), card("c", 2)))
+    record(sight(card("a"), card("b", 1)))  # c is removed
+    record(sight(card("x"), host="two"))
+    seen = sight(card("a"), complete=False)
+    assert [(info["uuid"], info["index"]) for info in inventory.unseen(seen)] == [("b", 1)]
+    assert (
+        inventory.unseen(sight(backend="nvml", complete=False)) == []
+    )  # a simulated card is none of a driver's
+
+
 @pytest.mark.parametrize(
     ("words", "visible"),
     [
@@ -161,3 +182,40 @@ def test_jobs_may_use_the_cards_that_the_setting_lets_them(
     settings.MISTUDIO_VISIBLE_GPUS = words
     record(sight(card("GPU-aa11", 0), card("GPU-ab22", 1), card("GPU-cc33", 2)))
     assert sorted(Gpu.objects.filter(selectable=True).values_list("uuid", flat=True)) == visible
+
+
+def part(uuid: str, index: int, parent: str) -> Card:
+    instance = card(uuid, index)
+    instance.info |= {"mig_mode": True, "mig_parent": parent, "mig_place": f"{index}/0"}
+    return instance
+
+
+@pytest.mark.parametrize(
+    ("words", "visible"),
+    [
+        (None, ["GPU-bb22", "MIG-c1", "MIG-c2"]),
+        (["MIG-c2"], ["MIG-c2"]),
+        (["mig-C1", "1"], ["GPU-bb22", "MIG-c1"]),
+        (["0"], ["MIG-c1", "MIG-c2"]),  # a card that is split stands for its instances
+        (["GPU-aa11"], ["MIG-c1", "MIG-c2"]),
+        (["MIG-GPU-aa11/3/0"], ["MIG-c2"]),  # as drivers before 470 named it
+        (["MIG-"], []),
+    ],
+)
+def test_a_split_card_is_none_to_use_its_instances_are(
+    words: list[str] | None, visible: list[str], settings: Any
+) -> None:
+    settings.MISTUDIO_VISIBLE_GPUS = words
+    whole = card("GPU-aa11", 0)
+    whole.info["mig_mode"] = True
+    record(sight(whole, card("GPU-bb22", 1), part("MIG-c1", 2, "GPU-aa11"), part("MIG-c2", 3, "GPU-aa11")))
+    assert sorted(Gpu.objects.filter(selectable=True).values_list("uuid", flat=True)) == visible
+
+
+@pytest.mark.parametrize(("complete", "visible"), [(False, ["GPU-cc33"]), (True, [])])
+def test_a_name_of_a_card_that_cannot_be_opened_ends_no_list(
+    complete: bool, visible: list[str], settings: Any
+) -> None:
+    settings.MISTUDIO_VISIBLE_GPUS = ["1", "2"]
+    record(sight(card("GPU-aa11", 0), card("GPU-cc33", 2), complete=complete))
+    assert list(Gpu.objects.filter(selectable=True).values_list("uuid", flat=True)) == visible

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from gpus import backends, readers
+from gpus import backends, readers, sampling
 from gpus.backends.base import BackendUnavailable, CardLost
 from gpus.backends.simulated import SimulatedBackend, stat
 from gpus.readers import CardHung, Readers, ReadFailed
-from gpus.sampling import FAILURES_TO_LOSE, Sampler, in_pci_order
+from gpus.sampling import Sampler, in_pci_order
 
 
 @pytest.fixture
@@ -33,6 +33,12 @@ def spec(home: Path, monkeypatch: pytest.MonkeyPatch) -> backends.Spec:
 @pytest.fixture
 def uuids(spec: backends.Spec) -> list[str]:
     return list(SimulatedBackend(spec["home"], spec["host"], spec["sizes"]).cards)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed is asked again without a pause."""
+    monkeypatch.setattr(readers, "scaled", lambda seconds: 0.0)
 
 
 @pytest.fixture
@@ -69,7 +75,7 @@ async def test_it_replaces_a_reader_whose_call_hangs(pool: Readers, uuids: list[
 
 
 async def test_a_card_that_hung_gets_a_reader_of_its_own_and_comes_back(
-    pool: Readers, uuids: list[str], home: Path, monkeypatch: pytest.MonkeyPatch
+    pool: Readers, uuids: list[str], home: Path, monkeypatch: pytest.MonkeyPatch, at_once: None
 ) -> None:
     hang = home / f"hang-{uuids[1]}"
     hang.touch()
@@ -84,8 +90,58 @@ async def test_a_card_that_hung_gets_a_reader_of_its_own_and_comes_back(
     hang.unlink()
     assert await pool.call("read", uuids[1])
     monkeypatch.setattr(readers, "PROVEN_SECONDS", 0.0)
+    proven = pool.own[uuids[1]].reader
     assert await pool.call("read", uuids[1])
     assert not pool.alone(uuids[1])
+    assert pool.shared is proven  # it knows the card as it is now
+    assert stat(shared) is None
+    assert await pool.call("read", uuids[0])
+
+
+async def test_a_card_that_goes_on_hanging_is_asked_less_and_less_often(
+    pool: Readers, uuids: list[str], home: Path
+) -> None:
+    (home / f"hang-{uuids[1]}").touch()
+    with pytest.raises(CardHung):
+        await pool.call("read", uuids[1])
+    start = time.monotonic()
+    with pytest.raises(CardHung, match="did not answer"):
+        await pool.call("read", uuids[1])
+    assert time.monotonic() - start < 0.1  # told what it said last, and not asked
+    assert pool.own[uuids[1]].reader.process is None
+    own, pauses = pool.own[uuids[1]], []
+    for _ in range(6):
+        own.failed(CardHung("…"))
+        pauses.append(own.pause)
+    assert pauses == [4, 8, 16, 30, 30, 30]
+
+
+async def test_readers_that_cannot_be_killed_stay_few(
+    pool: Readers, uuids: list[str], home: Path, at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process in a dead driver does not even die of SIGKILL; here the signal does not reach it."""
+    (home / f"hang-{uuids[1]}").touch()
+    with monkeypatch.context() as dead:
+        dead.setattr(asyncio.subprocess.Process, "kill", lambda self: None)
+        for _ in range(6):
+            with pytest.raises(CardHung):
+                await pool.call("read", uuids[1])
+        assert len(pool.own[uuids[1]].reader.undead) == readers.MOST_UNDEAD
+        with pytest.raises(CardHung, match="cannot be killed: reboot"):
+            await pool.call("read", uuids[1])
+        undead = pool.own[uuids[1]].reader.undead + pool.shared.undead
+    for process in undead:
+        process.kill()
+        await process.wait()
+
+
+async def test_a_reader_goes_with_its_card(sampler: Sampler, uuids: list[str], home: Path) -> None:
+    (home / f"lost-{uuids[1]}").touch()
+    await sampler.sweep(with_processes=False)
+    assert sampler.readers.alone(uuids[1])
+    (home / f"gone-{uuids[1]}").touch()
+    await sampler.discover()
+    assert not sampler.readers.own
 
 
 async def test_it_tells_lost_unavailable_and_failed_apart(
@@ -108,6 +164,31 @@ async def test_a_reader_that_dies_is_started_again(pool: Readers, uuids: list[st
         await pool.call("read", uuids[0])
     (home / "die").unlink()
     assert await pool.call("read", uuids[0])
+
+
+async def test_it_ends_in_the_middle_of_a_start(pool: Readers, uuids: list[str]) -> None:
+    for turns in range(1, 8):
+        call = asyncio.create_task(pool.call("read", uuids[0]))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        call.cancel()
+        done, _ = await asyncio.wait([call], timeout=10)
+        assert done, f"cut off after {turns} turns of the loop, it never ends"
+    assert Path(f"/proc/self/task/{os.getpid()}/children").read_text() == ""
+
+
+async def test_nothing_is_read_after_the_end(
+    sampler: Sampler, uuids: list[str], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "CALL_SECONDS", 20)
+    (home / f"hang-{uuids[0]}").touch()
+    assert await sampler.fresh(uuids[0], 0.1) is None  # its question is still under way
+    start = time.monotonic()
+    await sampler.close()
+    assert time.monotonic() - start < 5
+    assert not sampler.tasks
+    await sampler.read(uuids[1], with_processes=False)
+    assert sampler.readers.shared.process is None
 
 
 async def test_a_reader_starts_fast_and_without_django(
@@ -168,13 +249,16 @@ async def test_a_hung_card_gets_an_error_and_the_others_are_read(
     assert time.monotonic() - start < 0.7  # it has its own reader now
 
 
-async def test_a_card_that_keeps_hanging_is_lost_and_recovers(
-    sampler: Sampler, uuids: list[str], home: Path
+async def test_a_card_that_hangs_for_a_minute_is_lost_and_recovers(
+    sampler: Sampler, uuids: list[str], home: Path, at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hang = home / f"hang-{uuids[1]}"
     hang.touch()
-    for _ in range(FAILURES_TO_LOSE):
+    for _ in range(3):
         await sampler.read(uuids[1], with_processes=False)
+    assert not sampler.cards[uuids[1]].lost  # a driver under load may keep one waiting
+    monkeypatch.setattr(sampling, "SILENT_SECONDS", 1.0)
+    await sampler.read(uuids[1], with_processes=False)
     assert sampler.cards[uuids[1]].lost
     hang.unlink()
     await sampler.read(uuids[1], with_processes=False)
@@ -198,6 +282,9 @@ async def test_it_keeps_known_cards_while_the_driver_is_away(sampler: Sampler, h
     assert len(sampler.cards) == 3
     await sampler.sweep(with_processes=True)
     (home / "unavailable").unlink()
+    await sampler.discover()
+    assert sampler.backend_error  # not asked again at once
+    sampler.ask_at = 0.0
     await sampler.discover()
     assert (sampler.backend_error, sampler.complete) == ("", True)
 
@@ -229,7 +316,7 @@ async def test_a_card_that_lists_no_processes_is_read_all_the_same(
     sampler: Sampler, uuids: list[str], home: Path
 ) -> None:
     (home / "no-list").touch()
-    for _ in range(FAILURES_TO_LOSE):
+    for _ in range(3):
         await sampler.sweep(with_processes=True)
     card = sampler.cards[uuids[0]]
     assert card.sampled_at
@@ -260,3 +347,21 @@ def test_cards_are_numbered_by_pci_address() -> None:
         for i, (uuid, bus) in enumerate((("b", "00:81"), ("a", "00:0A")))
     ]
     assert [(info["uuid"], info["index"]) for info in in_pci_order(infos)] == [("a", 0), ("b", 1)]
+
+
+async def test_the_agent_knows_itself_and_its_readers_on_a_card_g51(
+    sampler: Sampler, uuids: list[str], home: Path
+) -> None:
+    """The process that reads the cards may be listed on them; the others are not it."""
+    await sampler.discover()
+    reader = sampler.readers.shared.process
+    assert reader is not None
+    folder = home / "run" / "cards" / uuids[0]
+    folder.mkdir(parents=True)
+    for pid in (os.getpid(), reader.pid, os.getppid()):
+        known = stat(pid)
+        assert known is not None
+        (folder / f"{pid}.{known.start}").touch()
+    await sampler.read(uuids[0], with_processes=True)
+    listed = {entry["pid"]: entry.get("own", False) for entry in sampler.cards[uuids[0]].processes}
+    assert listed == {os.getpid(): True, reader.pid: True, os.getppid(): False}

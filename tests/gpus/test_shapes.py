@@ -55,6 +55,14 @@ def test_it_keeps_a_real_zero() -> None:
     assert metrics["memory_used_bytes"] == 0
 
 
+def test_an_instance_is_a_part_of_its_card_and_counts_once() -> None:
+    total, now = 40 * 2**30, timezone.now()
+    whole = sample(memory_total_bytes=total, power_draw_watts=90.0)
+    part = shapes.metrics(1, "MIG-a", CardReading(memory_total_bytes=total // 2).as_dict(), now)
+    both = shapes.aggregate([whole, part])
+    assert (both["gpu_count"], both["readable_count"], both["memory_total_bytes"]) == (1, 1, total)
+
+
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), float("-inf")])
 def test_it_says_null_for_numbers_that_are_none(odd: float) -> None:
     metrics = sample(power_draw_watts=odd, temperature_celsius=40.0)

@@ -100,3 +100,13 @@ def test_a_card_that_does_not_say_refuses_nobody() -> None:
     assert silent.holds(10**15)
     assert silent.would_hold(10**15)
     assert silent.capacity is silent.without_ours is silent.free_for_jobs is None
+
+
+def test_the_agent_that_a_driver_lists_is_no_use_of_the_card_g51() -> None:
+    """It is listed without memory; that must not turn what is known of the others into a guess."""
+    agent: Owner = {"owner": "self", "job_id": None}
+    used = 20 * GIB + 500 * MIB
+    found = memory(used, [(20 * GIB, FOREIGN), (None, agent)], lately_ours=True)
+    assert found.outside == 20 * GIB
+    assert [entry["memory_used_bytes"] for entry in found.strangers] == [20 * GIB]
+    assert memory(used, [(20 * GIB, FOREIGN), (None, UNKNOWN)], lately_ours=True).outside == used

@@ -15,7 +15,7 @@ import pytest
 
 from gpus import procfs
 from jobs import processes
-from jobs.processes import Process
+from jobs.processes import Census, Process
 
 
 @pytest.fixture
@@ -27,10 +27,13 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def attempt(**fields: Any) -> Any:
-    empty = dict.fromkeys(
-        ("keeper_pid", "keeper_start", "work_pid", "work_start", "session_id", "token_hash")
-    )
+    names = ("keeper_pid", "keeper_start", "work_pid", "work_start", "session_id", "token_hash", "seen_ticks")
+    empty = dict.fromkeys(names)
     return SimpleNamespace(**empty | {"members": [], "boot_id": processes.boot_id()} | fields)
+
+
+def members_of(attempt: Any) -> set[Process]:
+    return Census().members(attempt)
 
 
 def test_it_signals_nobody_whose_start_time_is_another(sleeper: subprocess.Popen[bytes]) -> None:
@@ -55,26 +58,26 @@ def test_it_takes_a_zombie_for_gone() -> None:
 def test_it_finds_no_member_of_another_boot(sleeper: subprocess.Popen[bytes]) -> None:
     found = processes.find(sleeper.pid)
     assert found is not None
-    assert processes.members(attempt(work_pid=found.pid, work_start=found.start)) == {found}
-    assert not processes.members(attempt(work_pid=found.pid, work_start=found.start, boot_id="another"))
-    assert not processes.members(attempt(work_pid=found.pid, work_start=found.start + 1))
+    assert members_of(attempt(work_pid=found.pid, work_start=found.start)) == {found}
+    assert not members_of(attempt(work_pid=found.pid, work_start=found.start, boot_id="another"))
+    assert not members_of(attempt(work_pid=found.pid, work_start=found.start + 1))
 
 
 def test_it_knows_an_orphan_by_its_token() -> None:
     script = "import os, subprocess; subprocess.Popen(['setsid', 'sleep', '60'])"
     token = "0123456789abcdef"
-    before = set(processes.parents())
+    before = {process.pid for process in Census().everybody()}
     subprocess.run(
         [sys.executable, "-c", script], env=os.environ | {processes.TOKEN_VARIABLE: token}, check=True
     )
     time.sleep(0.2)
-    members = processes.members(attempt(token_hash=processes.token_hash(token)))
+    members = members_of(attempt(token_hash=processes.token_hash(token)))
     try:
         assert len(members) == 1
         assert members.pop().pid not in before
-        assert not processes.members(attempt(token_hash=processes.token_hash("another")))
+        assert not members_of(attempt(token_hash=processes.token_hash("another")))
     finally:
-        for member in processes.members(attempt(token_hash=processes.token_hash(token))):
+        for member in members_of(attempt(token_hash=processes.token_hash(token))):
             processes.send(member, signal.SIGKILL)
 
 
@@ -83,11 +86,11 @@ def test_it_lists_descendants_of_all_depths() -> None:
     child = subprocess.Popen([sys.executable, "-c", script])
     try:
         deadline = time.monotonic() + 5
-        while len(processes.descendants([child.pid])) < 1 and time.monotonic() < deadline:
+        while len(processes.descendants(child.pid)) < 1 and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert len(processes.descendants([child.pid])) == 1
+        assert len(processes.descendants(child.pid)) == 1
     finally:
-        for member in processes.descendants([child.pid]):
+        for member in processes.descendants(child.pid):
             processes.send(member, signal.SIGKILL)
         child.kill()
         child.wait()

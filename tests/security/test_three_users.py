@@ -58,6 +58,7 @@ PLACES: dict[str, dict[str, Place]] = {
     **{f"{root}/system/health": {"GET": Place(ANYBODY, "read")} for root in ("/api/v1", "")},
     "/api/v1/system/events": LOOK,
     "/api/v1/system/gpu-history": LOOK,
+    "/api/v1/system/watchdog-events": LOOK,
     "/api/v1/system/gpu-fit": {"POST": Place(USERS, "read")},
     "/api/v1/system/gpus/{uuid}": {"PATCH": Place(STAFF, "admin")},
     # REST: jobs
@@ -109,6 +110,7 @@ PLACES: dict[str, dict[str, Place]] = {
     "/artifacts/{artifact_id}/change": PRESS,
     "/artifacts/{artifact_id}/delete": PRESS,
     "/health": {"GET": Place(REDUCED)},
+    "/health/watchdog": SEE,
     "/tokens": {"GET": Place(REDUCED), "POST": Place(USERS)},
     "/tokens/{id}/revoke": {"POST": Place(SELF)},
     "/new": SEE,

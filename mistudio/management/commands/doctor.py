@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from django.core.management.base import BaseCommand
@@ -16,6 +17,7 @@ class Command(BaseCommand):
     requires_system_checks = []  # what is wrong is to be told, not to keep it from being told
 
     def handle(self, *args: Any, **options: Any) -> None:
+        logging.getLogger("gpus").setLevel(logging.CRITICAL)  # what its readers meet is told here
         count = 0
         for title, part in doctor.parts().items():
             self.stdout.write(f"\n{title}")
