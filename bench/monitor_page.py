@@ -37,9 +37,8 @@ FEED = """(count) => {
   for (let n = 0; n < count; n++) {
     window.ahead += 2000;
     for (const card of like.data.gpus) {
-      Object.assign(card, { age_s: 0, stale: false });
-      card.utilization_gpu_percent = Math.random() * 100;
-      card.power_draw_watts = Math.random() * 300;
+      const values = { utilization_gpu_percent: Math.random() * 100, power_draw_watts: Math.random() * 300 };
+      Object.assign(card, { age_s: 0, stale: false, ...values });
     }
     document.dispatchEvent(new CustomEvent("live:frame", { detail: structuredClone(like) }));
   }
