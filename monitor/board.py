@@ -71,6 +71,7 @@ def cards_of(gpus: Iterable[Gpu]) -> list[Card]:
 
 def card_of(gpu: Gpu, hold: owners.Hold, active: dict[str, Job], judge: Judge) -> Card:
     info, processes = shapes.info(gpu, hold), judge.processes_of(gpu)
+    outside = outside_of(processes)
     return {
         "info": info,
         "metrics": metrics_of(gpu),
@@ -78,8 +79,8 @@ def card_of(gpu: Gpu, hold: owners.Hold, active: dict[str, Job], judge: Judge) -
         "processes": processes,
         "lists": gpu.processes_at is not None,
         "trouble": info["health"] in words.TROUBLE,
-        "state": words.state_of_card(info),
-        "says": words.card_says(gpu, info, outside_of(processes)),
+        "state": words.state_of_card(info, outside),
+        "says": words.card_says(gpu, info, outside),
     }
 
 

@@ -25,12 +25,19 @@ def said(text: str, *, bad: bool = False, **more: Any) -> Said:
 
 
 # Cards --------------------------------------------------------------------------------------------------
-def state_of_card(info: shapes.Info) -> Said:
-    """The word on the card's badge."""
+#: The share of a card's memory from which it is in other hands, not free; a desktop takes less.
+TAKEN = 0.1
+
+
+def state_of_card(info: shapes.Info, outside_bytes: int = 0) -> Said:
+    """The word on the card's badge. `outside_bytes` of it are held by programs that are not ours."""
     if info["health"] == "ok" and not info["selectable"]:
         return said("split" if is_split(info) else "not used", tone="")
+    if info["health"] == "ok" and info["jobs"]:
+        return said("busy", tone="busy")
     if info["health"] == "ok":
-        return said("busy" if info["jobs"] else "free", tone="busy" if info["jobs"] else "")
+        taken = outside_bytes >= TAKEN * (info["memory_total_bytes"] or 0) > 0
+        return said("used by others" if taken else "free", tone="")
     tone = "bad" if info["health"] in TROUBLE else "warn"
     word = info["health"].replace("_", " ")
     if info["health"] in ("lost", "host_lost", "stale") and info["last_seen_at"]:

@@ -165,6 +165,17 @@ def part_of(html: str, name: str) -> str:
     return text_of(html[html.index(f'data-part="{name}"') :])[:600]
 
 
+def test_a_card_in_other_hands_is_not_free(alice: User, three_cards: list[Gpu]) -> None:
+    """From a tenth of its memory on; a desktop's share leaves it free."""
+    for card, mib in zip(three_cards, (20 * 1024, 2457, 2458), strict=True):
+        taken = [{"pid": 1, "name": "python", "user": "root", "memory_used_bytes": mib * 2**20}]
+        Gpu.objects.filter(pk=card.pk).update(processes=taken)
+    html = page_of(alice, "/")
+    assert "Free now 1 1 of 3" in part_of(html, "glance")
+    assert text_of(html).count("used by others") == 2
+    assert "takes the next job that fits beside the 20.0 GiB of others" in text_of(html)
+
+
 def test_the_first_line_answers(alice: User, bob: User, three_cards: list[Gpu]) -> None:
     _, second, third = three_cards
     stranger = [{"pid": 1, "name": "Xorg", "user": "root", "memory_used_bytes": 153 * 2**20}]
