@@ -147,10 +147,10 @@ class Command(BaseCommand):
         return [*([self.broker] if self.broker else []), *self.services]
 
     def announce(self) -> None:
-        self.write_ready()
         self.say(f"miStudio runs at {self.url}")
         self.say(f"Sign in (once, within 15 minutes): {signin.make_link(self.url)}")
         self.say("Ctrl-C ends the services; running jobs go on.")
+        self.write_ready()  # last: who waits for this file finds the lines above
 
     # Run ----------------------------------------------------------------------------------------------
 
