@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 from django.db.models import Q
@@ -128,9 +129,14 @@ class Look:
             return None
         return Sight(Finding.LEFTOVER, uuid, left_by(attempt, proof), process, attempt, proof, memory, entry)
 
+    @cached_property
+    def known(self) -> ownership.Known:
+        """Read once: a card of another PID namespace lists many that cannot be seen."""
+        return ownership.known_members(self.host.name)
+
     def unseen(self, uuid: str, entry: dict[str, Any]) -> Sight | None:
         """A pid of another namespace, hidden from us, or dead; a card may be slow to forget those of our own jobs."""
-        if ownership.known_members(self.host.name).job_recorded(entry["pid"]):
+        if self.known.job_recorded(entry["pid"]):
             return None
         memory = entry.get("memory_used_bytes")
         return Sight(Finding.UNKNOWN, uuid, UNSEEN, memory_bytes=memory, listed=entry)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import redis
-from django.conf import settings
 from django.db import Error, connection
 from django.db.migrations.executor import MigrationExecutor
 
@@ -64,16 +63,14 @@ def sqlite() -> Iterator[Finding]:
 
 
 def broker() -> Iterator[Finding]:
-    client = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=2, socket_connect_timeout=2)
     try:
-        info = client.info()
+        with health.broker_client() as client:
+            info = client.info()
     except (redis.RedisError, OSError) as error:
         yield note(
             f"the broker does not answer: {error}", f"{START} With REDIS_URL set: look after that server."
         )
         return
-    finally:
-        client.close()
     yield ok(f"{info.get('server_name', 'redis')} {info['redis_version']} answers")
     if info.get("maxmemory_policy", "noeviction") != "noeviction":
         yield wrong(
