@@ -18,7 +18,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from gpus import procfs
-from gpus.models import Host, Pulse
+from gpus.models import Host, Pulse, within
 from gpus.timing import scaled
 from jobs import dispatch, events, lease, ownership, processes
 from jobs.models import Lease, WatchdogEvent
@@ -59,11 +59,20 @@ def watch(name: str, only: Iterable[str] | None = None) -> None:
 
 
 def follow_up(host: Host) -> None:
-    """What does not wait for the next round: steps that are due, and cards that a quarantine closes."""
+    """What does not wait for the next round: one that found another under way and was left out, steps that are due,
+    and cards that a quarantine closes."""
+    if round_missed(host):
+        return watch(host.name)
     due = WatchdogEvent.objects.filter(host=host, closed_at=None, due_at__lte=timezone.now())
     cards = {*due.values_list("gpu_uuid", flat=True), *map(card_of, quarantined(host))}
     if cards:
         watch(host.name, cards)
+
+
+def round_missed(host: Host) -> bool:
+    """Beat rings once a period; a tenth more is its own jitter."""
+    heard_at = Pulse.objects.filter(name=f"watchdog:{host.name}").values_list("at", flat=True).first()
+    return heard_at is not None and not within(heard_at, 1.1 * scaled(PERIOD_SECONDS))
 
 
 def prune() -> None:

@@ -763,3 +763,15 @@ def test_it_signals_nobody_when_the_kernel_gives_the_number_again(tmp_path: Path
         pytest.skip("the kernel does not let us choose the next process number")
     assert told.returncode == 0, told.stderr[-3000:]
     assert told.stdout.startswith("reused ")
+
+
+@pytest.mark.parametrize(("age", "made_up"), [(50, False), (64, False), (70, True)])
+def test_a_round_that_found_another_under_way_is_made_up(
+    age: int, made_up: bool, cards: Holders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a leftover would wait a whole period more before it is seen for the first time."""
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(watchdog, "watch", lambda *args: asked.append(args))
+    Pulse.objects.create(name=f"watchdog:{cards.host.name}", at=timezone.now() - timedelta(seconds=age))
+    watchdog.follow_up(cards.host)
+    assert asked == ([(cards.host.name,)] if made_up else [])
