@@ -118,7 +118,7 @@ class UnknownKind(APIView):
 
 
 class Verb(OneJob):
-    """cancel · hold · release · pause · resume · retry: 202 with the job, or 409 with the reason."""
+    """cancel · hold · release · pause · resume · retry · finalize: 202 with the job, or 409 with the reason."""
 
     scope = "control"
     name = ""

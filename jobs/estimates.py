@@ -18,21 +18,25 @@ from jobs.memory import gib
 WORK_BASE_BYTES = 160 * 2**20
 
 
-def estimate(kind: JobKind, params: Mapping[str, Any], inputs: Mapping[str, Input]) -> Estimate:
-    """The kind's estimate with the base cost of its process."""
-    own = kind.estimate(params, inputs)
+def estimate(
+    kind: JobKind, params: Mapping[str, Any], inputs: Mapping[str, Input], stage: str = ""
+) -> Estimate:
+    """The kind's estimate of a stage with the base cost of its process."""
+    own = kind.estimate_stage(stage, params, inputs) if stage else kind.estimate(params, inputs)
     if own.memory_bytes is None:
         return own
     parts = dict(own.breakdown) | {"process": WORK_BASE_BYTES}
     return Estimate(own.memory_bytes + WORK_BASE_BYTES, parts, own.disk_bytes, own.seconds, own.basis)
 
 
-def estimate_resolved(kind: JobKind, params: Mapping[str, Any], resolved: list[Resolved]) -> Estimate | None:
+def estimate_resolved(
+    kind: JobKind, params: Mapping[str, Any], resolved: list[Resolved], stage: str = ""
+) -> Estimate | None:
     """None while an input is still to be made: nobody can know yet."""
     if any(item.artifact is None for item in resolved):
         return None
     inputs = {item.parameter: as_input(item.artifact) for item in resolved if item.artifact is not None}
-    return estimate(kind, params, inputs)
+    return estimate(kind, params, inputs, stage)
 
 
 def refuse_too_large(need: int | None, request: str) -> None:

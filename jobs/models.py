@@ -2,7 +2,7 @@
 
     held ⇄ queued ─grant─▶ starting ─claim, card verified─▶ running ─▶ succeeded | failed
               ▲               │                                │
-              └── re-queue ───┴────────────────────────────────┤▶ paused ─resume─▶ queued
+              └── re-queue ───┴── hand-over to a card ─────────┤▶ paused ─resume─▶ queued
     refused: queued, starting, or before the first report       └▶ cancelled: from every state not final
 
 Every move is `Job.move`: a conditional update on (status, attempt). "Someone was first" is a normal answer.
@@ -52,7 +52,8 @@ WAITING = frozenset({Status.HELD, Status.QUEUED, Status.PAUSED})
 
 class Job(models.Model):
     """One piece of work of one kind. `gpu_request` is what was asked for and never changes;
-    `gpu_wanted` is the request in force (set by resume); `gpu_uuids` are the cards of the latest attempt."""
+    `gpu_wanted` is the request in force (set by resume); `gpu_uuids` are the cards of the latest attempt.
+    `needs_card`, `device` and `estimate` are those of the stage that the job is in."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     kind = models.CharField(max_length=60, choices=registry.choices, db_index=True)
@@ -66,6 +67,17 @@ class Job(models.Model):
     stalled = models.BooleanField(default=False)
     interactive = models.BooleanField(default=False)
     needs_card = models.BooleanField(default=True)
+    # New columns have defaults of the database's own: keepers of the version before still write rows.
+    stage = models.CharField(
+        max_length=40,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Empty at first; then the stage that was handed over to a card",
+    )
+    time_limit_seconds = models.PositiveIntegerField(
+        null=True, help_text="Of running, over all attempts; waits and pauses do not count"
+    )
 
     gpu_request = models.CharField(max_length=4000, default="auto")
     gpu_wanted = models.CharField(max_length=4000, default="auto")
@@ -130,6 +142,8 @@ class Job(models.Model):
         was first. `values` are written in the same update; the instance follows when it succeeds."""
         if to in FINAL:
             values |= {"finished_at": timezone.now(), "waiting_for": None}
+        if to != Status.RUNNING:
+            values["stalled"] = False
         moved = Job.objects.filter(pk=self.pk, status__in=list(sources), attempt=self.attempt).update(
             status=to, **values
         )
@@ -174,9 +188,22 @@ class Attempt(models.Model):
     start_checkpoint = models.CharField(max_length=120, blank=True)
     granted_at = models.DateTimeField(default=timezone.now)
     claimed_at = models.DateTimeField(null=True)
+    started_at = models.DateTimeField(null=True, help_text="When its work had found its card and began")
+    ran_seconds = models.FloatField(
+        default=0, db_default=0.0, help_text="Of running, on the keeper's own clock"
+    )
     heartbeat_at = models.DateTimeField(null=True)
+    silent_seconds = models.FloatField(
+        null=True,
+        help_text="Since the last heartbeat, counted by other hosts; null: its keeper would not stop by itself",
+    )
     ended_at = models.DateTimeField(null=True)
     outcome = models.CharField(max_length=16, choices=Outcome.choices, blank=True)
+    counted = models.BooleanField(
+        default=False,
+        db_default=False,
+        help_text="A loss that may be the job's own fault: three in a row end it",
+    )
     detail = models.TextField(blank=True, help_text="Why it ended so, in a sentence")
     exit_status = models.IntegerField(null=True, help_text="Exit code, or minus the signal")
     peak_memory_bytes = models.BigIntegerField(null=True)

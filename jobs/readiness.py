@@ -55,7 +55,7 @@ def appraise(job: Job) -> None:
     inputs = {row.parameter: as_input(row.artifact) for row in rows if row.artifact}
     try:
         kind.check(job.params, inputs)
-        estimate = estimates.estimate(kind, job.params, inputs)
+        estimate = estimates.estimate(kind, job.params, inputs, job.stage)
         if job.needs_card:
             estimates.refuse_too_large(estimate.memory_bytes, job.gpu_wanted)
     except ValidationError as error:

@@ -28,8 +28,8 @@ class AttemptSerializer(serializers.ModelSerializer[Attempt]):
         model = Attempt
         fields = [
             "number", "host", "gpu_uuids", "gpu_names", "reported_gpu_uuids", "keeper_pid", "work_pid",
-            "start_checkpoint", "granted_at", "claimed_at", "heartbeat_at", "ended_at", "outcome", "detail",
-            "exit_status", "peak_memory_bytes",
+            "start_checkpoint", "granted_at", "claimed_at", "started_at", "heartbeat_at", "ended_at",
+            "ran_seconds", "outcome", "detail", "exit_status", "peak_memory_bytes",
         ]  # fmt: skip
 
 
@@ -78,7 +78,8 @@ class JobSerializer(serializers.ModelSerializer[Job]):
         fields = [
             "id", "kind", "name", "owner", "status", "stalled", "failure_reason", "error", "hint", "gpu_request",
             "gpu_wanted", "gpu_uuid", "gpu_uuids", "gpu_names", "host", "device", "simulated", "params", "estimate",
-            "progress", "waiting_for", "result", "artifacts", "inputs", "after", "priority", "attempt", "attempts",
+            "progress", "waiting_for", "result", "artifacts", "inputs", "after", "time_limit_seconds", "priority",
+            "attempt", "attempts",
             "retry_of", "group_id", "cancel_requested_at", "queued_at", "started_at", "finished_at", "duration_s",
             "peak_memory_bytes",
         ]  # fmt: skip

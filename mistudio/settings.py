@@ -181,6 +181,15 @@ DATABASES = {
         env.text("DATABASE_URL") or f"sqlite:///{MISTUDIO_HOME / 'db.sqlite3'}", conn_health_checks=True
     )
 }
+if DATABASES["default"]["ENGINE"].endswith("postgresql"):
+    # A cut network answers nothing: after 20 s of silence the database is away, and what waits for it says so.
+    DATABASES["default"]["OPTIONS"] = {
+        "connect_timeout": 5,
+        "tcp_user_timeout": 20_000,
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 2,
+    } | dict(DATABASES["default"].get("OPTIONS", {}))
 if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     DATABASES["default"]["OPTIONS"] = {
         # A deferred transaction that reads, then writes, fails at once with "database is locked".
