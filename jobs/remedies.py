@@ -13,9 +13,16 @@ import psutil
 from django.conf import settings
 
 from jobs import endings, registry
-from jobs.interp.errors import NonFinite
 from jobs.memory import gib
 from jobs.models import Job
+
+#: By name: torch and the mathematics are not loaded for this.
+REASONS = {
+    "CardMismatch": "card_mismatch",
+    "NonFinite": "non_finite",
+    "OutOfMemoryError": "out_of_memory",
+    "MemoryError": "out_of_memory",
+}
 
 
 class CardMismatch(Exception):
@@ -42,12 +49,9 @@ def of(job: Job, error: BaseException) -> tuple[str, str, str]:
 
 
 def reason_of(error: BaseException) -> str:
-    if isinstance(error, CardMismatch):
-        return "card_mismatch"
-    if isinstance(error, NonFinite):
-        return "non_finite"
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return "out_of_memory"
+    for cls in type(error).__mro__:
+        if cls.__name__ in REASONS:
+            return REASONS[cls.__name__]
     if isinstance(error, OSError) and error.errno in endings.DISK_FULL:
         return "disk_full"
     return "error"
