@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from gpus import choice
 from gpus.timing import scaled
-from jobs import logs, losses, overtime, registry
+from jobs import faults, logs, losses, overtime, registry
 from jobs.cardloss import Loss
 from jobs.endings import cancelled, fail, give_back
 from jobs.memory import gib
@@ -39,6 +39,7 @@ def lost(job: Job, attempt: Attempt, detail: str, *, counted: bool = True) -> bo
 
 def timed_out(job: Job, attempt: Attempt) -> bool:
     """The limit of running time is used up. Its checkpoint stays."""
+    faults.point("timing_out")
     return fail(job, attempt, "timeout", overtime.sentence(job), overtime.hint(job))
 
 
