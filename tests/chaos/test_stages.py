@@ -112,7 +112,7 @@ def test_a_time_limit_ends_it_whatever_is_killed(
     assert "its limit is 2 s" in done["error"]
     again = press(rig, job["id"], "retry")
     steps_after(path, again["id"], 1)
-    assert [line["step"] for line in journal(path, again["id"]) if line["event"] == "start"][0] > 10
+    assert next(line["step"] for line in journal(path, again["id"]) if line["event"] == "start") > 10
     press(rig, again["id"], "cancel")
     rig.wait(again["id"])
 

@@ -49,7 +49,7 @@ ANYBODY, USERS, REDUCED, OWNER, SHARED, SELF, STAFF = Who
 SEED = ("all", "gpu-list", "gpu-info", "gpu-metrics", "gpu-processes")
 LOOK = {"GET": Place(USERS, "read")}
 PARTS = ("log", "metrics", "metrics.csv", "result", "attempts", "events", "files", "files/{path}")
-VERBS = ("cancel", "hold", "release", "pause", "resume", "retry")
+VERBS = ("cancel", "hold", "release", "pause", "resume", "retry", "finalize")
 SEE, PRESS = {"GET": Place(USERS)}, {"POST": Place(OWNER)}
 
 PLACES: dict[str, dict[str, Place]] = {
@@ -104,7 +104,10 @@ PLACES: dict[str, dict[str, Place]] = {
     "/jobs/{job_id}/cancel": PRESS,
     "/jobs/{job_id}/hold": PRESS,
     "/jobs/{job_id}/release": PRESS,
+    "/jobs/{job_id}/pause": PRESS,
+    "/jobs/{job_id}/resume": PRESS,
     "/jobs/{job_id}/retry": PRESS,
+    "/jobs/{job_id}/finalize": PRESS,
     "/artifacts": {"GET": Place(REDUCED)},
     "/artifacts/{artifact_id}": {"GET": Place(SHARED)},
     "/artifacts/{artifact_id}/change": PRESS,
