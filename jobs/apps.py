@@ -6,7 +6,8 @@ class JobsConfig(AppConfig):
     verbose_name = "Jobs"
 
     def ready(self) -> None:
-        from gpus import owners
-        from jobs import ownership
+        from gpus import health, owners
+        from jobs import ownership, requeue
 
         owners.register(ownership.owners_of, ownership.holds)
+        health.register(requeue.failed_launches)

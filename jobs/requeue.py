@@ -20,6 +20,7 @@ from jobs.memory import gib
 from jobs.models import Attempt, Job, Outcome, Status
 
 LAUNCH_BACKOFF_SECONDS = (5.0, 300.0)
+TOO_MANY_LAUNCHES = 3
 
 
 def lost(job: Job, attempt: Attempt, detail: str, *, counted: bool = True) -> bool:
@@ -74,6 +75,12 @@ def never_started(job: Job, attempt: Attempt, detail: str) -> bool:
     waiting = waits_for("launch", detail) | {"eta_seconds": pause, "failures": failures + 1}
     due = timezone.now() + timedelta(seconds=pause)
     return again(job, attempt, detail, "never_started", waiting, not_before=due)
+
+
+def failed_launches() -> int:
+    """Jobs that wait after launches that never came up, three times or more: no accident any more."""
+    waiting = Job.objects.filter(status=Status.QUEUED, waiting_for__reason="launch")
+    return waiting.filter(waiting_for__failures__gte=TOO_MANY_LAUNCHES).count()
 
 
 def handed_back(job: Job, attempt: Attempt, detail: str, skip: dict[str, Any]) -> bool:

@@ -64,11 +64,13 @@ def checks(found: checkup.Checks) -> Iterator[dict[str, Any]]:
 
 
 def in_words(value: Any) -> str:
-    """`ok`, `{"alive": 1, "known": 2}`, or the seconds since the last sign of life."""
+    """`ok`, `{"alive": 1, "known": 2}`, a number of jobs, or the seconds since the last sign of life."""
     if value is None:
         return "no sign of life yet"
     if isinstance(value, dict):
         return f"{value['alive']} of {value['known']} alive" if value["known"] else "no host is known"
+    if isinstance(value, int):
+        return f"{value} jobs failed to start three times or more" if value else "no job fails to start"
     if isinstance(value, float):
         return f"last heard {duration(value)} ago"
     return "answers" if value == "ok" else "does not answer"

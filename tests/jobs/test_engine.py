@@ -10,6 +10,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
+from gpus import health
 from gpus.models import Gpu, Host, Pulse
 from jobs import dispatch, endings, losses, overtime, paths, recovery, remedies, requeue, takeover
 from jobs.context import WorkContext
@@ -289,6 +290,20 @@ def test_a_launch_that_failed_says_the_last_line_of_its_log(alice: User, three_c
     job.refresh_from_db()
     assert job.waiting_for["detail"].endswith("its log ends: ImportError: libcuda.so.1: cannot open")
     assert job.waiting_for["failures"] == 1
+
+
+def test_launches_that_fail_again_and_again_show_in_health(
+    alice: User, three_cards: list[Gpu], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "broker_answers", lambda: True)
+    job = make_job(alice)
+    for failures, status in enumerate(("ok", "ok", "degraded"), 1):
+        Job.objects.update(not_before=None)
+        run(job, keeper=False)
+        assert requeue.never_started(job, attempt_of(job), "no keeper claimed the attempt")
+        free_all()
+        found = health.state()
+        assert (found["status"], found["checks"]["failed_launches"]) == (status, failures // 3)
 
 
 # What broke it --------------------------------------------------------------------------------------------
