@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.chaos.test_kills import check, journal, steps_after, wait_until
+from tests.chaos.test_kills import attempt_of, check, journal, steps_after, wait_until
 from tests.chaos.test_recovery import books_balance
 from tests.system import System
 
@@ -154,3 +156,43 @@ def test_ten_pauses_are_no_losses(rig: System, tmp_path: Path) -> None:
     assert (row["attempt"], {a["outcome"] for a in row["attempts"][:10]}) == (11, {"ended"})
     press(rig, job["id"], "cancel")
     rig.wait(job["id"])
+
+
+def test_a_work_that_is_stuck_is_marked_and_asked_where_it_is(tmp_path: Path) -> None:
+    """45 s without progress at this time scale; it is not ended, and going on clears the mark."""
+    with System(tmp_path / "home", time_scale=0.05) as rig:
+        job = rig.submit("rehearsal", gpu=0, steps=30, sleep_at=10, sleep_seconds=60)
+        wait_until(lambda: rig.job(job["id"])["stalled"], "never marked", timeout=60)
+        assert rig.job(job["id"])["status"] == "running"
+        wait_until(lambda: "in one_step" in log_of(rig, job["id"]), "no stack in its log", timeout=5)
+        assert 'rehearsal.py", line' in log_of(rig, job["id"])
+        done = rig.wait(job["id"])
+        assert (done["status"], done["stalled"], done["attempt"]) == ("succeeded", False, 1)
+        events = [(e["event"], e["detail"]) for e in rig.get(f"jobs/{job['id']}/events/")]
+        assert next(detail for event, detail in events if event == "stalled").startswith("no progress for 4")
+        assert "goes_on" in dict(events)
+
+
+def log_of(rig: System, job_id: str) -> str:
+    return rig.get(f"jobs/{job_id}/log?tail=400")["text"]
+
+
+def test_a_keeper_that_is_told_to_end_keeps_a_checkpoint_first(rig: System, tmp_path: Path) -> None:
+    """As when a machine is shut down: every process of the job is told to end, and it is no loss of its own."""
+    path = tmp_path / "journal"
+    job = rig.submit("rehearsal", gpu=0, steps=60, journal=str(path))
+    for number in (1, 2, 3, 4):
+        steps_after(path, job["id"], 4 * number)
+        wait_until(lambda n=number: rig.job(job["id"])["attempt"] == n, "not started again", timeout=30)
+        rig.wait(job["id"], "running")
+        os.kill(attempt_of(rig, job["id"])["keeper_pid"], signal.SIGTERM)
+        wait_until(lambda n=number: rig.job(job["id"])["attempt"] > n, "not queued again", timeout=30)
+    done = rig.wait(job["id"])
+    assert (done["status"], [a["outcome"] for a in done["attempts"]]) == (
+        "succeeded",
+        ["lost"] * 4 + ["ended"],
+    )
+    assert "SIGTERM" in done["attempts"][0]["detail"]
+    starts = [line["step"] for line in journal(path) if line["event"] == "start"]
+    assert starts == sorted(set(starts))  # each went on beyond the one before
+    check(rig, path, [job["id"]])

@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.db import connections
 from django.utils import timezone
 
-from gpus.models import Gpu
+from gpus.models import Gpu, Host
 from jobs import cardloss, dispatch, requeue
 from jobs.models import Attempt, Job, Outcome, Status
 from tests.jobs.test_states import make_job
@@ -90,3 +90,24 @@ def test_a_fault_of_cuda_waits_until_the_agent_has_seen_the_card(
     loss = cardloss.behind(attempt, error)
     seen.join()
     assert (loss is not None) == found
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("wanted", "status"), [("named", Status.FAILED), ("auto", Status.QUEUED)])
+def test_a_driver_that_was_lost_under_the_work_is_no_fault_of_the_job(
+    wanted: str, status: str, alice: User, three_cards: list[Gpu], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(cardloss, "NOTICE_SECONDS", 0.0)
+    job, attempt = running(alice, three_cards[0], three_cards[0].uuid if wanted == "named" else wanted)
+    assert cardloss.behind(attempt, "CUDA error: driver shutting down") is None
+    Host.objects.update(backend_error="The driver was unloaded; reboot.")
+    assert cardloss.behind(attempt, "KeyError: 3") is None  # not by CUDA: its own fault
+    loss = cardloss.behind(attempt, "CUDA error: driver shutting down")
+    assert loss == cardloss.Loss(
+        "The driver was lost while the job ran: The driver was unloaded; reboot.", "driver_unavailable"
+    )
+    assert requeue.card_lost(job, attempt, loss)
+    job.refresh_from_db()
+    attempt.refresh_from_db()
+    assert (job.status, attempt.counted) == (status, False)
+    assert job.failure_reason == ("driver_unavailable" if wanted == "named" else "")
