@@ -189,7 +189,8 @@ def hand_over(job: Job, attempt: Attempt, stage: str) -> bool:
 
     What the job needs there is judged anew by dispatch, as it is when inputs have just been made.
     """
-    values = {"stage": stage, "needs_card": True, "device": choice.device(needs_card=True), "estimate": None}
+    device = choice.device(needs_card=True)
+    values: dict[str, Any] = {"stage": stage, "needs_card": True, "device": device, "estimate": None}
     faults.point("handing_over")
     moved = give_back(
         job, attempt, Outcome.HANDED_OVER, f"goes on with “{stage}” on a card", "handed_over", **values

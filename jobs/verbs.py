@@ -18,7 +18,7 @@ from jobs.models import ACTIVE, FINAL, WAITING, Attempt, Job, JobEvent, Outcome,
 from jobs.people import Person
 
 #: Why a job that waits cannot be paused.
-NOT_RUNNING = {
+NOT_RUNNING: dict[str, str] = {
     Status.QUEUED: "Only a running job can be paused; this one is queued. Hold it to keep it from starting.",
     Status.HELD: "Only a running job can be paused; this one is held, and starts when it is released.",
     Status.PAUSED: "The job is paused already; resume it to go on.",

@@ -69,6 +69,7 @@ def main(job: Job, attempt: Attempt, gate: int, token: str) -> int:
         if device == "cpu":
             os.nice(POLITE)
         context = WorkContext(job, attempt, device, stop)
+        context.journal.write_beside()
         end = run(context)
     except Fenced as error:
         logger.warning("stopping: %s", error)
