@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 
 from gpus import owners, shapes
 from gpus.models import Gpu, Host
-from jobs import ownership
+from jobs import lines, ownership
 from jobs.models import ACTIVE, Job, Status
 from jobs.serializers import may_see
 from monitor import curves, glance, words, workers
@@ -152,6 +152,7 @@ def queue(user: User, gpus: dict[str, Gpu]) -> dict[str, Any]:
     waiting = Job.objects.filter(status__in=(Status.QUEUED, Status.STARTING)).select_related("owner")
     ordered = waiting.order_by("-priority", "queued_at")
     jobs = list(ordered[:QUEUE_LENGTH])
+    lines.tell(jobs)
     remaining = words.remaining_of(jobs)
     rows = [{"job": job, "why": words.why_waiting(job, gpus, remaining, may_see(job, user))} for job in jobs]
     return {"rows": rows, "more": max(0, ordered.count() - len(rows))}
