@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
@@ -24,7 +23,7 @@ from gpus.models import Gpu, Host
 from jobs import events, faults, limits, lines, readiness, tasks, waits
 from jobs.board import Board, Slots
 from jobs.exceptions import JobRejected
-from jobs.lines import Line
+from jobs.lines import Standing
 from jobs.models import FINAL, Attempt, Job, JobEvent, Lease, Status
 from jobs.patience import AWAY
 from jobs.placement import SHUT, beyond, job_class, keep, need_bytes, passed_over, place, room
@@ -55,9 +54,9 @@ def schedule() -> int:
 def start_next(until: float) -> bool | None:
     """Start the first job of the queue that can start now. False when somebody else was first on its cards, so that
     a new board has another answer; None when no job can start, or the time is up."""
-    board, firsts, waiting = Board(), lines.heads(), []
-    keep(board, firsts)
-    for job in in_turn(firsts, board):
+    board, found, waiting = Board(), lines.standing(), []
+    keep(board, [standing.first for standing in found])
+    for job in heapq.merge(*(in_turn(standing, board) for standing in found), key=lines.place_in_order):
         if time.monotonic() > until:
             return None
         if (plan := judged(job, board)) is not None:
@@ -86,29 +85,26 @@ def step_up(job: Job | None) -> None:
         Job.objects.filter(pk=job.pk, status=Status.QUEUED).update(waits_on=None, waiting_for=None)
 
 
-def in_turn(firsts: list[Job], board: Board) -> Iterator[Job]:
-    """The first of every line, and those behind it whose answer may be another, in the order of the queue."""
-    return heapq.merge(*(one_line(first, board) for first in firsts), key=lines.place_in_order)
-
-
-def one_line(first: Job, board: Board) -> Iterator[Job]:
-    yield first
-    line = Line.of(first)
-    others = answerable(line, board)
+def in_turn(standing: Standing, board: Board) -> Iterator[Job]:
+    """The first of a line, and those behind it whose answer may be another, in the order of the queue."""
+    yield standing.first
+    others = answerable(standing, board)
     if others is not None:
-        rows = lines.startable().filter(others, line=line.name).exclude(pk=first.pk)
+        rows = lines.startable().filter(others, line=standing.line.name).exclude(pk=standing.first.pk)
         yield from in_chunks(rows.order_by(*lines.ORDER))
 
 
-def answerable(line: Line, board: Board) -> Q | None:
-    """Who of a line could start by its room, or fits no card that it may have; None for nobody."""
-    now, ahead, too_large = room(line, board), room(line, board, ahead=True), beyond(line, board)
-    found = [needs(at_most=now)] if now > SHUT else []
-    if board.kept and ahead > SHUT:
-        before = [lines.ahead_of(job) for job in board.kept.values()]
-        found.append(needs(at_most=ahead) & reduce(or_, before))
-    if too_large < math.inf:
-        found.append(Q(need_bytes__gt=too_large) if too_large > SHUT else Q(line__isnull=False))
+def answerable(standing: Standing, board: Board) -> Q | None:
+    """Who of a line could start by its room, or is too large for every card that it may have; None for nobody."""
+    line, found = standing.line, []
+    if (now := room(line, board)) > SHUT and standing.has_at_most(now):
+        found.append(needs(at_most=now))
+    if board.kept and (ahead := room(line, board, ahead=True)) > SHUT:
+        found.append(needs(at_most=ahead) & reduce(or_, map(lines.ahead_of, board.kept.values())))
+    if (limit := beyond(line, board)) == SHUT:
+        found.append(Q(line__isnull=False))
+    elif standing.has_over(limit):
+        found.append(Q(need_bytes__gt=limit))
     return reduce(or_, found) if found else None
 
 

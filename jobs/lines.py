@@ -6,11 +6,13 @@ queued jobs cost what their few lines cost, and why a job far down the line wait
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from django.conf import settings
-from django.db.models import Count, OuterRef, Q, QuerySet, Subquery
+from django.db.models import Count, Max, Min, OuterRef, Q, QuerySet, Subquery
 from django.utils import timezone
 
 from gpus import choice
@@ -74,12 +76,38 @@ def whole(jobs: QuerySet[Job]) -> QuerySet[Job]:
     return jobs.select_related("owner").prefetch_related("after", "inputs__source_job", "inputs__artifact")
 
 
-def heads() -> list[Job]:
-    """The first startable job of every line, in the order of the queue."""
+@dataclass(frozen=True)
+class Standing:
+    """A line as it stands: who is first of those that may start, and the bytes that its jobs need, from least to
+    most; `unknown` where some do not say."""
+
+    line: Line
+    first: Job
+    least: int | None
+    most: int | None
+    unknown: bool
+
+    def has_at_most(self, room: float) -> bool:
+        return self.unknown or (self.least is not None and self.least <= room)
+
+    def has_over(self, limit: float) -> bool:
+        return self.most is not None and self.most > limit
+
+
+def standing() -> list[Standing]:
+    """Every line in which somebody may start, by its first in the order of the queue."""
     firsts = startable().filter(line=OuterRef("line")).order_by(*ORDER).values("pk")[:1]
-    lines = Job.objects.filter(line__isnull=False).order_by().values("line").annotate(n=Count("pk"))
-    found = lines.annotate(head=Subquery(firsts)).values_list("head", flat=True)
-    return list(whole(Job.objects.filter(pk__in=[pk for pk in found if pk])).order_by(*ORDER))
+    known = Job.objects.filter(line__isnull=False).order_by().values("line")
+    known = known.annotate(
+        least=Min("need_bytes"), most=Max("need_bytes"), told=Count("need_bytes"), all=Count("*")
+    )
+    found = {row["head"]: row for row in known.annotate(head=Subquery(firsts)) if row["head"]}
+    heads = whole(Job.objects.filter(pk__in=found)).order_by(*ORDER)
+    return [of_row(head, found[head.pk]) for head in heads]
+
+
+def of_row(head: Job, row: dict[str, Any]) -> Standing:
+    return Standing(Line(row["line"]), head, row["least"], row["most"], row["told"] < row["all"])
 
 
 def place_in_order(job: Job) -> tuple[int, object]:
@@ -99,14 +127,15 @@ def tell(jobs: Iterable[Job]) -> None:
     only; the rows are not saved."""
     waiting = [job for job in jobs if job.status == Status.QUEUED and job.line and not later(job)]
     busy = limits.busy_users() if waiting else {}
-    fronts: dict[str, Front] = {}
+    by_line: dict[str, list[Job]] = defaultdict(list)
     for job in waiting:
         if job.owner_id in busy:
             say(job, limits.wait_of(busy[job.owner_id]))
-            continue
-        front = fronts.get(job.line) or fronts.setdefault(job.line, Front(Line(job.line)))
-        if wait := front.wait(job):
-            say(job, wait)
+        else:
+            by_line[job.line].append(job)
+    cards = list(Gpu.objects.filter(removed_at=None).order_by("index")) if by_line else []
+    for name, asking in by_line.items():
+        Front(Line(name), cards).tell(asking)
 
 
 def later(job: Job) -> bool:
@@ -120,27 +149,34 @@ def say(job: Job, wait: Wait) -> None:
 
 
 class Front:
-    """The first of a line as they stand now, and what is known of how long they take."""
+    """The beginning of a line as it stands now."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Line, known: list[Gpu]) -> None:
         self.line = line
-        shown = ("waiting_for", "estimate", "priority", "queued_at")
-        self.first = list(line.jobs().only(*shown)[: TOLD + 1])
-        self.cards = cards_of(line)
+        self.cards = cards_of(line, known)
+        self.head = line.jobs().only("waiting_for").first()
 
-    def wait(self, job: Job) -> Wait | None:
-        """Why a job that is not the first of the line waits; the first says so itself."""
-        before = self.before(job)
-        if before == 0 or not self.first:
-            return None
-        head = self.first[0]
-        detail = f"{ordinal(before + 1)} in line for {self.asked()}{self.first_says()}"
+    def tell(self, asking: list[Job]) -> None:
+        """The first of the line says itself why it waits; of the others, how many stand before each."""
+        for job, before in self.counted(asking):
+            if before and self.head:
+                say(job, self.turn(self.head, before))
+
+    def turn(self, head: Job, before: int) -> Wait:
         uuid = self.line.uuids[0] if len(self.line.uuids) == 1 else None
-        return Wait("turn", detail, uuid, str(head.pk), self.expected(before) if before <= TOLD else None)
+        says = head.waiting_for or {}
+        detail = f"{ordinal(before + 1)} in line for {self.asked()}"
+        if says.get("reason") in OF_CARDS:  # other messages are its owner's
+            detail += f"; the first waits: {says['detail']}"
+        return Wait("turn", detail, uuid, str(head.pk), self.expected(says.get("eta_seconds"), before))
 
-    def before(self, job: Job) -> int:
-        here = next((n for n, other in enumerate(self.first) if other.pk == job.pk), None)
-        return here if here is not None else self.line.jobs().filter(ahead_of(job)).count()
+    def counted(self, asking: list[Job]) -> list[tuple[Job, int]]:
+        """Each with how many stand before it, in two queries: those of one page mostly stand together."""
+        first, last = min(asking, key=place_in_order), max(asking, key=place_in_order)
+        before = self.line.jobs().filter(ahead_of(first)).count()
+        among = self.line.jobs().exclude(ahead_of(first)).filter(Q(pk=last.pk) | ahead_of(last))
+        here = {pk: before + n for n, pk in enumerate(among.values_list("pk", flat=True))}
+        return [(job, here.get(job.pk, before)) for job in asking]
 
     def asked(self) -> str:
         if self.line.on_cpu:
@@ -148,17 +184,12 @@ class Front:
         named = ", ".join(str(card.index) for card in self.cards)
         return f"card {named}" if self.line.uuids else "any card"
 
-    def first_says(self) -> str:
-        """What the first waits for, unless that is a message of its own that not everybody may read."""
-        says = self.first[0].waiting_for or {}
-        return f"; the first waits: {says['detail']}" if says.get("reason") in OF_CARDS else ""
-
-    def expected(self, before: int) -> float | None:
+    def expected(self, waits: float | None, before: int) -> float | None:
         """Seconds until so many have started: what the first still waits, then the others, over all slots."""
-        waits = (self.first[0].waiting_for or {}).get("eta_seconds")
-        takes = [(job.estimate or {}).get("seconds") for job in self.first[:before]]
-        slots = self.slots()
-        return None if waits is None or None in takes or not slots else waits + sum(takes) / slots
+        if waits is None or before > TOLD or not (slots := self.slots()):
+            return None
+        takes = [seconds for (seconds,) in self.line.jobs().values_list("estimate__seconds")[:before]]
+        return None if None in takes else waits + sum(takes) / slots
 
     def slots(self) -> int:
         if self.line.on_cpu:
@@ -167,14 +198,12 @@ class Front:
         return sum(getattr(card, limit) for card in self.cards)
 
 
-def cards_of(line: Line) -> list[Gpu]:
+def cards_of(line: Line, known: list[Gpu]) -> list[Gpu]:
     """Those that it names; for `auto` all that are in use."""
     if line.on_cpu:
         return []
-    cards = Gpu.objects.filter(removed_at=None).order_by("index")
-    return list(
-        cards.filter(uuid__in=line.uuids) if line.uuids else cards.filter(enabled=True, selectable=True)
-    )
+    used = [card for card in known if card.enabled and card.selectable]
+    return [card for card in known if card.uuid in line.uuids] if line.uuids else used
 
 
 def ordinal(number: int) -> str:

@@ -77,7 +77,7 @@ class Job(models.Model):
     kind = models.CharField(max_length=60, choices=registry.choices, db_index=True)
     name = models.CharField(max_length=120, blank=True)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="jobs")
-    status = models.CharField(max_length=12, choices=Status.choices, default=Status.QUEUED, db_index=True)
+    status = models.CharField(max_length=12, choices=Status.choices, default=Status.QUEUED)
     priority = models.IntegerField(default=0)
     params = models.JSONField(default=dict)
     device = models.CharField(max_length=8, default="cuda", help_text="cuda, or cpu for work without a card")
@@ -146,8 +146,11 @@ class Job(models.Model):
     class Meta:
         ordering = ["-queued_at"]
         indexes = [
+            models.Index(fields=["-queued_at"], name="newest_jobs"),
+            models.Index(fields=["status", "-queued_at"], name="newest_of_status"),
+            models.Index(fields=["status", "-priority", "queued_at"], name="next_of_status"),
             # The queue by lines. Not a partial one: SQLite would pass it by for a parameter.
-            models.Index(fields=["line", "-priority", "queued_at"], name="lines_of_the_queue"),
+            models.Index(fields=["line", "-priority", "queued_at", "need_bytes"], name="lines_of_the_queue"),
             models.Index(
                 fields=["kind", "-finished_at"],
                 name="jobs_to_learn_from",
