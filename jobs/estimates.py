@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from gpus import choice
 from gpus.readings import is_split
 from gpus.rest import ApiError
+from jobs import experience
 from jobs.artifacts import Resolved, as_input
 from jobs.board import Board, Slots
 from jobs.kind import Estimate, Input, JobKind
@@ -19,12 +21,17 @@ WORK_BASE_BYTES = 160 * 2**20
 
 
 def estimate(kind: JobKind, params: Mapping[str, Any], inputs: Mapping[str, Input]) -> Estimate:
+    """The kind's formula with the base cost of its process, corrected by what earlier jobs took."""
+    return experience.corrected(formula(kind, params, inputs), kind, kind.needs_card(params))
+
+
+def formula(kind: JobKind, params: Mapping[str, Any], inputs: Mapping[str, Input]) -> Estimate:
     """The kind's estimate with the base cost of its process."""
     own = kind.estimate(params, inputs)
     if own.memory_bytes is None:
         return own
     parts = dict(own.breakdown) | {"process": WORK_BASE_BYTES}
-    return Estimate(own.memory_bytes + WORK_BASE_BYTES, parts, own.disk_bytes, own.seconds, own.basis)
+    return replace(own, memory_bytes=own.memory_bytes + WORK_BASE_BYTES, breakdown=parts)
 
 
 def estimate_resolved(kind: JobKind, params: Mapping[str, Any], resolved: list[Resolved]) -> Estimate | None:
