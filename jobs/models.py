@@ -18,7 +18,9 @@ from typing import Any
 
 from django.conf import settings
 from django.db import models, transaction
-from django.db.models import Q
+from django.db.models import Case, F, Q, Value, When
+from django.db.models.fields.json import KT
+from django.db.models.functions import Cast, Concat
 from django.utils import timezone
 
 from jobs import registry
@@ -50,6 +52,23 @@ ACTIVE = frozenset({Status.STARTING, Status.RUNNING})
 WAITING = frozenset({Status.HELD, Status.QUEUED, Status.PAUSED})
 
 
+#: Where a queued job stands that waits for resources alone, such as `batch GPU-…`, `interactive auto` or `batch cpu`;
+#: null for all others, so that the index on it is the queue (`jobs.lines`).
+LINE = Case(
+    When(
+        ~Q(status=Status.QUEUED) | Q(waits_on__isnull=False) | Q(cancel_requested_at__isnull=False), then=None
+    ),
+    default=Concat(
+        Case(When(interactive=True, then=Value("interactive ")), default=Value("batch ")),
+        Case(
+            When(needs_card=False, then=Value("cpu")),
+            When(device="cpu", then=Value("cpu-whole")),
+            default=F("gpu_wanted"),
+        ),
+    ),
+)
+
+
 class Job(models.Model):
     """One piece of work of one kind. `gpu_request` is what was asked for and never changes;
     `gpu_wanted` is the request in force (set by resume); `gpu_uuids` are the cards of the latest attempt.
@@ -59,7 +78,7 @@ class Job(models.Model):
     kind = models.CharField(max_length=60, choices=registry.choices, db_index=True)
     name = models.CharField(max_length=120, blank=True)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="jobs")
-    status = models.CharField(max_length=12, choices=Status.choices, default=Status.QUEUED, db_index=True)
+    status = models.CharField(max_length=12, choices=Status.choices, default=Status.QUEUED)
     priority = models.IntegerField(default=0)
     params = models.JSONField(default=dict)
     device = models.CharField(max_length=8, default="cuda", help_text="cuda, or cpu for work without a card")
@@ -87,8 +106,25 @@ class Job(models.Model):
     attempt = models.PositiveIntegerField(default=0, help_text="Number of the latest attempt: the fence")
 
     estimate = models.JSONField(null=True)
+    need_bytes = models.GeneratedField(
+        expression=Cast(KT("estimate__memory_bytes"), models.BigIntegerField()),
+        output_field=models.BigIntegerField(null=True),
+        db_persist=True,
+    )
     progress = models.JSONField(default=dict)
-    waiting_for = models.JSONField(null=True)
+    waiting_for = models.JSONField(
+        null=True, help_text="Why it did not start when it was last asked; `jobs.lines.tell` says why now"
+    )
+    waits_on = models.ForeignKey(
+        "self",
+        null=True,
+        on_delete=models.SET_NULL,
+        related_name="awaited_by",
+        help_text="A job of `after` or of its inputs that has not ended: until then it stands in no line",
+    )
+    line = models.GeneratedField(
+        expression=LINE, output_field=models.CharField(max_length=4020, null=True), db_persist=True
+    )
     result = models.JSONField(null=True)
     failure_reason = models.CharField(max_length=40, blank=True)
     error = models.TextField(blank=True)
@@ -122,9 +158,16 @@ class Job(models.Model):
     class Meta:
         ordering = ["-queued_at"]
         indexes = [
+            models.Index(fields=["-queued_at"], name="newest_jobs"),
+            models.Index(fields=["status", "-queued_at"], name="newest_of_status"),
+            models.Index(fields=["status", "-priority", "queued_at"], name="next_of_status"),
+            # The queue by lines. Not a partial one: SQLite would pass it by for a parameter.
+            models.Index(fields=["line", "-priority", "queued_at", "need_bytes"], name="lines_of_the_queue"),
             models.Index(
-                fields=["-priority", "queued_at"], name="jobs_to_start", condition=Q(status=Status.QUEUED)
-            )
+                fields=["kind", "-finished_at"],
+                name="jobs_to_learn_from",
+                condition=Q(status=Status.SUCCEEDED),
+            ),
         ]
         constraints = [
             models.UniqueConstraint(fields=["owner", "idempotency_key"], name="one_job_per_idempotency_key")

@@ -18,21 +18,18 @@ from jobs.artifacts import as_input, settle_inputs
 from jobs.exceptions import JobRejected
 from jobs.memory import disk_reserve_bytes, gib
 from jobs.models import FINAL, Job, JobEvent, Status
+from jobs.waits import Wait
 
 
-def source_pending(job: Job) -> Job | None:
-    """The job whose result this one waits for; None when all inputs exist and the job was found good.
+def not_ready(job: Job) -> Wait | None:
+    """The job that this one waits for; None when its inputs exist and its parameters were found good.
 
     Raises `JobRejected` when it never can start.
     """
-    waiting = job.inputs.filter(artifact=None).select_related("source_job")
-    for row in waiting:
-        source = row.source_job
-        if source is not None and source.status in FINAL and source.status != Status.SUCCEEDED:
-            sentence = f"Its input {row.parameter} was to come from {source}, which ended {source.status}."
-            raise JobRejected(sentence, reason="input_failed")
-    if waiting and not settle_inputs(job):
-        return waiting[0].source_job
+    if before := forerunner(job):
+        return Wait("after", f"after {before}", job_id=str(before.pk))
+    if source := source_pending(job):
+        return Wait("input", f"after {source}", job_id=str(source.pk))
     if job.estimate is None:
         appraise(job)
     return None
@@ -40,12 +37,25 @@ def source_pending(job: Job) -> Job | None:
 
 def forerunner(job: Job) -> Job | None:
     """The first job of `after` that has not succeeded yet. Raises `JobRejected` when it never will."""
-    for before in job.after.exclude(status=Status.SUCCEEDED):
+    for before in job.after.all():
+        if before.status == Status.SUCCEEDED:
+            continue
         if before.final:
             sentence = f"It was to start after {before}, which ended {before.status}."
             raise JobRejected(sentence, reason="input_failed")
         return before
     return None
+
+
+def source_pending(job: Job) -> Job | None:
+    """The job that makes an input which is not there yet. Raises `JobRejected` when it never will."""
+    waiting = [row for row in job.inputs.all() if row.artifact_id is None]
+    for row in waiting:
+        source = row.source_job
+        if source is not None and source.status in FINAL and source.status != Status.SUCCEEDED:
+            sentence = f"Its input {row.parameter} was to come from {source}, which ended {source.status}."
+            raise JobRejected(sentence, reason="input_failed")
+    return waiting[0].source_job if waiting and not settle_inputs(job) else None
 
 
 def appraise(job: Job) -> None:

@@ -15,12 +15,13 @@ from rest_framework import serializers
 
 from gpus import choice
 from gpus.rest import ApiError
-from jobs import estimates, events, paths, registry, tasks
+from jobs import estimates, events, limits, paths, registry, tasks
 from jobs.artifacts import Resolved, as_input, resolve_all
 from jobs.exceptions import Conflict
 from jobs.kind import Estimate, JobKind
 from jobs.models import Job, JobEvent, JobInput, Status
 from jobs.people import Person, is_staff
+from jobs.waits import Wait
 
 
 class SubmitFields(serializers.Serializer):
@@ -86,6 +87,7 @@ def submit(user: Person, kind_name: str, data: Mapping[str, Any], *, stage: str 
     """
     plan = check(user, kind_name, data, stage)
     with transaction.atomic():
+        limits.refuse_too_many(user)
         job = _create(user, plan, fields)
         transaction.on_commit(lambda: _announce(job))
     return job
@@ -218,11 +220,21 @@ def _create(user: Person, plan: Plan, fields: Mapping[str, Any]) -> Job:
         "estimate": plan.estimate.as_dict() if plan.estimate else None,
         "status": Status.HELD if plan.common["hold"] else Status.QUEUED,
     }
-    job = Job.objects.create(**row | dict(fields))
+    job = Job.objects.create(**row | first_wait(plan) | dict(fields))
     job.after.set(plan.after)
     JobInput.objects.bulk_create([resolved.row(job) for resolved in plan.resolved])
     JobEvent.objects.create(job=job, event="submitted", detail=f"gpu: {plan.gpu_request}")
     return job
+
+
+def first_wait(plan: Plan) -> dict[str, Any]:
+    """The first of the jobs that this one comes after: until that ends it stands in no line."""
+    sources = [item.job for item in plan.resolved if item.artifact is None]
+    before = [("after", job) for job in plan.after if job.status != Status.SUCCEEDED]
+    for reason, job in before + [("input", job) for job in sources if job is not None]:
+        wait = Wait(reason, f"after {job}", job_id=str(job.pk))
+        return {"waits_on": job, "waiting_for": wait.beginning()}
+    return {}
 
 
 def _announce(job: Job) -> None:

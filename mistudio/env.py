@@ -49,6 +49,11 @@ def integer(name: str, default: int, minimum: int = 0) -> int:
     return parsed(name, parse, default, f"a whole number, {minimum} or more")
 
 
+def limit(name: str) -> int | None:
+    """A number of things that is allowed; `None`, when unset, for as many as there may be."""
+    return integer(name, 1, minimum=1) if text(name) else None
+
+
 def number(name: str, default: float, minimum: float = 0.0) -> float:
     def parse(raw: str) -> float:
         if not minimum <= float(raw) < float("inf"):

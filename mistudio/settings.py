@@ -46,6 +46,9 @@ MISTUDIO_SAMPLE_SECONDS = env.number("MISTUDIO_SAMPLE_SECONDS", 2.0, minimum=0.2
 REDIS_URL = env.text("REDIS_URL") or home.broker_url(MISTUDIO_HOME)
 MISTUDIO_ALLOW_CPU = env.boolean("MISTUDIO_ALLOW_CPU", default="REDIS_URL" not in os.environ)
 MISTUDIO_CPU_JOBS = env.integer("MISTUDIO_CPU_JOBS", 2, minimum=1)
+#: What one user who is not staff may have at once; unset: no limit.
+MISTUDIO_USER_RUNNING_JOBS = env.limit("MISTUDIO_USER_RUNNING_JOBS")
+MISTUDIO_USER_QUEUED_JOBS = env.limit("MISTUDIO_USER_QUEUED_JOBS")
 MISTUDIO_JOB_START = env.choice("MISTUDIO_JOB_START", ("fork", "spawn"), "fork")
 #: Folders with kinds of one's own, one file per kind, beside those in `jobs/kinds/`.
 MISTUDIO_KIND_PATHS = env.paths("MISTUDIO_KIND_PATHS", [])

@@ -114,6 +114,9 @@ REASONS = {
     "driver": "no card can be read",
     "host": "the host is silent",
     "slot": "all CPU slots are taken",
+    "turn": "others stand before it in its line",
+    "kept": "the card is kept for a larger job that was passed over",
+    "user_limit": "its owner runs as many jobs as a user may",
     "launch": "its last launch did not come up",
 }
 #: What stands around the details, for its owner, where they alone do not say what happens.
@@ -142,7 +145,9 @@ def why_waiting(
     sentence = reason_to_wait(waits, see)
     if waits.get("reason") == "launch":
         return said(f"{sentence}; tried again {soon(job.not_before)}")
-    seconds = remaining.get(str(waits.get("job_id")), waits.get("eta_seconds"))
+    seconds = waits.get("eta_seconds")
+    if waits.get("reason") != "turn":  # which counts all who stand before it
+        seconds = remaining.get(str(waits.get("job_id")), seconds)
     if seconds:
         sentence += f", about {duration(seconds)}"
     return said(sentence, bad=waits.get("reason") in NEEDS_A_PERSON)

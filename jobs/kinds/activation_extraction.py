@@ -114,7 +114,8 @@ class Kind(JobKind):
             parts = {**model, **sizes.widest({"file": sizes.file_bytes(manifest, on_cpu=True)}, running)}
         else:
             parts = model | {"forward": forward, "cuda": sizes.CUDA_BYTES}
-        return Estimate.of(parts, disk_bytes=params["max_tokens"] * (sites * stored + 9))
+        work = float(params["max_tokens"] * manifest["parameters"])
+        return Estimate.of(parts, disk_bytes=params["max_tokens"] * (sites * stored + 9), work=work)
 
     def run(self, context: Context, params: Mapping[str, Any]) -> dict[str, Any]:
         from jobs.interp import activations, files, models, tokens

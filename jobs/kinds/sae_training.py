@@ -132,7 +132,8 @@ class Kind(JobKind):
         batch = sizes.batch_bytes(width, params["d_sae"], params["k"], params["batch_size"])
         training = {"batch": batch} | ({"buffer": sizes.buffer_bytes(manifest)} if on_cpu else {})
         parts |= sizes.widest(training, *self.measuring(params, manifest, on_cpu))
-        return Estimate.of(parts, disk_bytes=disk)
+        work = float(params["tokens"] * width * params["d_sae"])
+        return Estimate.of(parts, disk_bytes=disk, work=work)
 
     def estimate_stage(self, stage: str, params: Mapping[str, Any], inputs: Mapping[str, Input]) -> Estimate:
         """Of a finalizing, in the host's memory: the checkpoint, and the widest of the measurements."""
