@@ -132,7 +132,13 @@ def retry(
     with transaction.atomic():
         # Its owner stays, and its place in the queue, whoever presses the button.
         again = submit.submit(
-            job.owner, job.kind, data, retry_of=job, retry_from=start, priority=job.priority
+            job.owner,
+            job.kind,
+            data,
+            retry_of=job,
+            retry_from=start,
+            priority=job.priority,
+            group_id=job.group_id,
         )
         if start == "checkpoint":
             copy_checkpoints(job, again)

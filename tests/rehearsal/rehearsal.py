@@ -25,6 +25,7 @@ class Kind(JobKind):
     description = "Counts steps on a card."
     needs_gpu = "by_params"
     makes = ("capture",)
+    sweep = ("steps", "seconds_per_step", "estimate_mib")
     example = {"steps": 2, "seconds_per_step": 0.05}
 
     class Params(serializers.Serializer):
