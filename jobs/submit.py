@@ -15,7 +15,7 @@ from rest_framework import serializers
 
 from gpus import choice
 from gpus.rest import ApiError
-from jobs import estimates, events, paths, registry, tasks
+from jobs import chains, estimates, events, paths, registry, tasks
 from jobs.artifacts import Resolved, as_input, resolve_all
 from jobs.exceptions import Conflict
 from jobs.kind import Estimate, JobKind
@@ -169,11 +169,12 @@ def _check_priority(user: Person, priority: int) -> None:
 
 
 def _after(user: Person, ids: list[UUID]) -> list[Job]:
-    """The jobs to wait for, each the user's own (or anybody's, for staff) and still able to succeed."""
+    """The jobs to wait for, each the user's own (or anybody's, for staff) and still able to succeed; for one that was
+    retried, its retry."""
     mine = (
         Job.objects.filter(pk__in=ids) if is_staff(user) else Job.objects.filter(pk__in=ids, owner_id=user.pk)
     )
-    found = {job.pk: job for job in mine}
+    found = {job.pk: chains.newest(job) for job in mine}
     wrong = [f"No job {wanted} of yours." for wanted in ids if wanted not in found]
     wrong += [
         f"Job {job} ended {job.status}; it will not succeed any more."

@@ -11,7 +11,7 @@ from django.utils import timezone
 from rest_framework import serializers
 
 from gpus import choice
-from jobs import endings, events, lease, paths, registry, submit, tasks
+from jobs import chains, endings, events, lease, paths, registry, submit, tasks
 from jobs.exceptions import Conflict
 from jobs.models import ACTIVE, FINAL, WAITING, Attempt, Job, JobEvent, Outcome, Status
 from jobs.people import Person
@@ -67,7 +67,10 @@ def hold(job: Job, user: Person) -> Job:
 
 
 def release(job: Job, user: Person) -> Job:
-    """Queue a held job; what held it is forgotten, and judged again."""
+    """Queue a held job; what held it is forgotten, and judged again. A job that it was only to come after, and that
+    will not succeed any more, holds it no longer; an input that will not be made does (`Conflict`)."""
+    if job.status == Status.HELD:
+        chains.let_go(job)
     if not job.move([Status.HELD], Status.QUEUED, error="", failure_reason="", hint=""):
         job.refresh_from_db()
         raise Conflict(f"Only a held job can be released; this one is {job.status}.")
@@ -117,7 +120,8 @@ def retry(
 ) -> Job:
     """A new job with the old one's parameters, on the same card unless another is named.
 
-    From the old one's checkpoint by default, where there is one and the parameters are unchanged.
+    From the old one's checkpoint by default, where there is one and the parameters are unchanged. Jobs that wait for
+    the old one wait for the new one instead (`jobs.chains`).
     """
     if job.status not in FINAL:
         raise Conflict(f"The job has not ended; it is {job.status}.")
@@ -129,6 +133,7 @@ def retry(
     if start == "checkpoint" and params:
         raise Conflict("Changed parameters cannot go on from a checkpoint; retry from the start.")
     data = job.params | (params or {}) | {"gpu": _listed(same_card(job, gpu)), "name": job.name}
+    data["after"] = list(job.after.exclude(status=Status.SUCCEEDED).values_list("pk", flat=True))
     with transaction.atomic():
         # Its owner stays, and its place in the queue, whoever presses the button.
         again = submit.submit(
@@ -140,6 +145,7 @@ def retry(
             priority=job.priority,
             group_id=job.group_id,
         )
+        chains.take_over(job, again)
         if start == "checkpoint":
             copy_checkpoints(job, again)
     return again

@@ -16,6 +16,7 @@ from typing import Any
 from rest_framework import serializers
 
 from jobs.exceptions import JobRejected, JobStopped
+from jobs.fields import ArtifactField
 from jobs.kind import Context, Estimate, Input, JobKind, Values
 
 
@@ -40,6 +41,7 @@ class Kind(JobKind):
         reject = serializers.BooleanField(default=False)
         children = serializers.IntegerField(default=0, max_value=5)
         journal = serializers.CharField(required=False)
+        source = ArtifactField("capture", required=False)  # not read: to be a link of a chain
         deaf = serializers.BooleanField(default=False)
 
     def needs_card(self, params: Values) -> bool:
