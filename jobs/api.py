@@ -342,7 +342,7 @@ def answer_of(kind: JobKind) -> Any:
     """A job; of a kind that can sweep, a job or a group."""
     if not kind.sweep:
         return JobSerializer
-    both = [JobSerializer, GroupSerializer]
+    both: list[Any] = [JobSerializer, GroupSerializer]
     return PolymorphicProxySerializer("JobOrGroup", both, resource_type_field_name=None)
 
 

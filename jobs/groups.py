@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import product
 from math import prod
@@ -80,7 +80,26 @@ def check(user: Person, kind_name: str, data: Values) -> list[Plan]:
     return plans
 
 
-def of_all(refusals: list[tuple[Values, Exception]], plans: list[Plan]) -> Exception:
+def appraise(user: Person, kind_name: str, data: Values) -> dict[str, Any]:
+    """Of a request that may be half filled: how many jobs, the combination that needs the most memory, and the seconds
+    of all together (`None` unless every one is known). Raises `ValidationError` for too many."""
+    chosen_by, estimates = combinations(swept(submit.get_kind(kind_name), data)), []
+    for chosen in chosen_by:
+        with suppress(ValidationError, ApiError):
+            estimate = submit.check(user, kind_name, {**data, **chosen}).estimate
+            estimates.append((chosen, estimate))
+    known = [(chosen, estimate) for chosen, estimate in estimates if estimate]
+    largest = max(known, key=lambda pair: pair[1].memory_bytes or 0, default=(chosen_by[0], None))[0]
+    seconds = [estimate.seconds for _, estimate in known if estimate.seconds is not None]
+    return {
+        "count": len(chosen_by),
+        "largest": largest,
+        "words": words(largest),
+        "seconds": sum(seconds) if len(seconds) == len(chosen_by) else None,
+    }
+
+
+def of_all(refusals: Sequence[tuple[Values, Exception]], plans: list[Plan]) -> Exception:
     """The first refusal with its combination; as it stands where it is the same for every one."""
     chosen, first = refusals[0]
     if not plans and all(body(other) == body(first) for _, other in refusals):
@@ -113,19 +132,20 @@ def submit_once(user: Person, kind_name: str, data: Values) -> tuple[JobGroup, b
     The key stands on the first job, so that jobs and groups share one set of keys.
     """
     first, new = submit.once(user, kind_name, data, lambda **key: create(user, kind_name, data, **key)[0])
-    return JobGroup.objects.get(pk=first.group_id), new
+    return JobGroup.objects.get(pk=str(first.group_id)), new
 
 
 def create(user: Person, kind_name: str, data: Values, **key: Any) -> list[Job]:
     """One job per combination, in one transaction: all are queued, or none is."""
     plans, names = check(user, kind_name, data), list(swept(submit.get_kind(kind_name), data))
+    row: dict[str, Any] = {
+        "kind": kind_name,
+        "name": plans[0].common.get("name") or plans[0].kind.label,
+        "owner_id": user.pk,
+        "swept": {name: distinct(plan.params[name] for plan in plans) for name in names},
+    }
     with transaction.atomic():
-        group = JobGroup.objects.create(
-            kind=kind_name,
-            name=plans[0].common.get("name") or plans[0].kind.label,
-            owner_id=user.pk,
-            swept={name: distinct(plan.params[name] for plan in plans) for name in names},
-        )
+        group = JobGroup.objects.create(**row)
         jobs = [
             submit.create(
                 user, plan, group_id=group.pk, name=name_of(group, plan.params), **(key if n == 0 else {})

@@ -15,6 +15,8 @@ from jobs.kind import JobKind
 from jobs.models import Job, JobTemplate
 from jobs.people import Person, is_staff
 
+NAME_LENGTH = 120
+
 
 def visible(user: Person) -> QuerySet[JobTemplate]:
     """One's own, and what others share."""
@@ -27,12 +29,13 @@ def changeable(user: Person) -> QuerySet[JobTemplate]:
 
 def save(user: Person, kind_name: str, name: str, params: Mapping[str, Any], *, shared: bool) -> JobTemplate:
     """Keep `params` under a name that is new. Raises `ValidationError` for values that no job could have."""
+    if not 0 < len(name) <= NAME_LENGTH:
+        raise ValidationError({"name": [f"A name of 1 to {NAME_LENGTH} characters is expected."]})
     kept = checked(submit.get_kind(kind_name), params)
+    row: dict[str, Any] = {"kind": kind_name, "name": name, "owner_id": user.pk, "params": kept}
     try:
         with transaction.atomic():
-            return JobTemplate.objects.create(
-                kind=kind_name, name=name, owner_id=user.pk, params=kept, shared=shared
-            )
+            return JobTemplate.objects.create(**row, shared=shared)
     except IntegrityError:
         raise ValidationError({"name": [f"You have a template {name!r} of this kind already."]}) from None
 
