@@ -69,7 +69,7 @@ class JobSerializer(serializers.ModelSerializer[Job]):
     artifacts = serializers.SerializerMethodField()
     attempts = serializers.SerializerMethodField()
     after: serializers.Field[Any, Any, Any, Any] = serializers.PrimaryKeyRelatedField(
-        many=True, read_only=True
+        many=True, read_only=True, pk_field=serializers.UUIDField()
     )
     retry_of = serializers.UUIDField(source="retry_of_id", allow_null=True)
     duration_s = serializers.SerializerMethodField()

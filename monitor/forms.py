@@ -27,7 +27,7 @@ from gpus.rest import ApiError, body
 from jobs import artifacts, fit, groups, registry, submit, templates
 from jobs.fields import SITES, ArtifactField, CorpusField, SiteField
 from jobs.kind import JobKind
-from jobs.models import FINAL, Artifact, Job, JobTemplate
+from jobs.models import FINAL, Artifact, Job, JobGroup, JobTemplate
 from jobs.serializers import may_see
 from monitor import board, links
 from monitor.widgets import (
@@ -112,7 +112,13 @@ class KindForm:
 
     @property
     def job_name(self) -> str:
-        return self.typed.get("name", str(self.again.name) if self.again else "")
+        return self.typed.get("name", self.name_again)
+
+    @property
+    def name_again(self) -> str:
+        """The name of the job that is run again; of a group's member the group's, which its values are added to."""
+        group = JobGroup.objects.filter(pk=self.again.group_id).first() if self.again else None
+        return group.name if group else (self.again.name if self.again else "")
 
     def many(self, name: str) -> bool:
         return name in self.kind.sweep

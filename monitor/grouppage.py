@@ -32,16 +32,12 @@ def context(group: JobGroup) -> dict[str, Any]:
 
 
 def metric_names(jobs: Sequence[Job], lasts: Mapping[Any, Mapping[str, Any]]) -> list[str]:
-    """Columns: the numbers of the results that say how good they are, then those that only curves have."""
+    """Columns: the numbers of the results that say how good they are, then the curves that do."""
     results = [job.result or {} for job in jobs]
-    headlines = [n for n in figures.HEADLINES if any(figures.is_number(result.get(n)) for result in results)]
-    curves = [n for spec in figures.KNOWN for n in spec["names"] if any(n in last for last in lasts.values())]
-    plain = (
-        []
-        if headlines or curves
-        else sorted({n for r in results for n, v in r.items() if figures.is_number(v)})
-    )
-    return list(dict.fromkeys([*headlines, *curves, *plain]))
+    numbers = {name for result in results for name, value in result.items() if figures.is_number(value)}
+    curves = {name for last in lasts.values() for name in last}
+    known = [n for n in figures.HEADLINES if n in numbers | curves] + [n for n in figures.LESS if n in curves]
+    return list(dict.fromkeys(known)) or sorted(numbers)
 
 
 def rows(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from jobs import groups, registry
+from jobs import chains, groups, registry
 from jobs.artifacts import references
 from jobs.kind import JobKind
 from jobs.models import FINAL, Job, JobGroup, Status
@@ -22,20 +22,24 @@ def takers(kind: JobKind) -> Iterator[dict[str, str]]:
 
 def of(job: Job) -> dict[str, Any]:
     """The job's neighbours, each with its state."""
+    links = before(job)
+    broken = [] if job.final else [link for link in links if chains.fell_through(link["job"])]
     return {
         "group": group_of(job),
         "retries": list(job.retries.order_by("queued_at")),
-        "before": before(job),
+        "before": links,
         "behind": behind(job),
+        "broken": broken,
+        "lacks": any(link["makes"] for link in broken),
     }
 
 
 def before(job: Job) -> list[dict[str, Any]]:
     """Whose results it takes, and what it was to come after."""
     rows = job.inputs.select_related("source_job", "artifact__job")
-    made = [(row.parameter, row.source_job or (row.artifact.job if row.artifact else None)) for row in rows]
-    found = [{"job": source, "what": f"makes its {parameter}"} for parameter, source in made if source]
-    return found + [{"job": earlier, "what": "comes first"} for earlier in job.after.all()]
+    made = [(row.parameter, row.artifact.job if row.artifact else row.source_job) for row in rows]
+    found = [{"job": maker, "what": f"makes its {name}", "makes": True} for name, maker in made if maker]
+    return found + [{"job": earlier, "what": "comes first", "makes": False} for earlier in job.after.all()]
 
 
 def behind(job: Job) -> list[dict[str, Any]]:
