@@ -73,7 +73,7 @@ def of_one_size(formula: int, other: int | None) -> bool:
 def recent(kind_name: str, needs_card: bool) -> list[Past]:
     """The newest first. What simulated cards and the CPU measured says nothing about real cards."""
     done = Job.objects.filter(
-        kind=kind_name, status=Status.SUCCEEDED, estimate__isnull=False, **device(needs_card)
+        kind=kind_name, status=Status.SUCCEEDED, estimate__isnull=False, stage="", **device(needs_card)
     )
     columns = ("estimate", "peak_memory_bytes", "started_at", "finished_at", "attempt", "retry_from")
     rows = done.order_by("-finished_at").values(*columns)[:NEWEST]

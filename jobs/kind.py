@@ -103,6 +103,8 @@ class JobKind:
     max_gpus: ClassVar[int] = 1
     interactive: ClassVar[bool] = False
     makes: ClassVar[tuple[str, ...]] = ()
+    #: Parameters of one value that also take a list: one job per combination (`jobs.groups`).
+    sweep: ClassVar[tuple[str, ...]] = ()
     #: Parameters that finish in under 60 s on a CPU, with inputs that examples of earlier stages make.
     example: ClassVar[Mapping[str, Any]] = {}
     Params: ClassVar[type[serializers.Serializer]]

@@ -145,7 +145,7 @@ class Job(models.Model):
     )
     retry_of = models.ForeignKey("self", null=True, on_delete=models.SET_NULL, related_name="retries")
     retry_from = models.CharField(max_length=12, blank=True, help_text="checkpoint or start")
-    group_id = models.UUIDField(null=True, db_index=True)
+    group_id = models.UUIDField(null=True, db_index=True, help_text="The `JobGroup`; a retry stays in it")
     cancel_requested_at = models.DateTimeField(null=True)
     pause_requested_at = models.DateTimeField(null=True)
     queued_at = models.DateTimeField(default=timezone.now)
@@ -199,6 +199,47 @@ class Job(models.Model):
     def update_fenced(self, **values: Any) -> bool:
         """Write to the running job, if this attempt still holds it."""
         return bool(Job.objects.filter(pk=self.pk, attempt=self.attempt, status__in=ACTIVE).update(**values))
+
+
+class JobGroup(models.Model):
+    """A sweep: one job per combination of the values in `swept`. Its jobs carry its id as `group_id`."""
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    kind = models.CharField(max_length=60, choices=registry.choices)
+    name = models.CharField(max_length=120)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="job_groups")
+    swept = models.JSONField(help_text="Parameter → the values to try, as they were checked")
+    created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["-created_at"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class JobTemplate(models.Model):
+    """Parameters of a kind kept under a name, its owner's unless shared. Any may be missing, and one that may be
+    swept may hold a list."""
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    kind = models.CharField(max_length=60, choices=registry.choices)
+    name = models.CharField(max_length=120)
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="job_templates"
+    )
+    params = models.JSONField(default=dict)
+    shared = models.BooleanField(default=False)
+    created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["kind", "name"]
+        constraints = [
+            models.UniqueConstraint(fields=["kind", "owner", "name"], name="one_template_per_name")
+        ]
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class Outcome(models.TextChoices):

@@ -13,7 +13,7 @@ from django.db import transaction
 from rest_framework.serializers import ValidationError
 
 from gpus.rest import ApiError, flattened
-from jobs import estimates, events, registry
+from jobs import chains, estimates, events, registry
 from jobs.artifacts import as_input, settle_inputs
 from jobs.exceptions import JobRejected
 from jobs.memory import disk_reserve_bytes, gib
@@ -41,8 +41,7 @@ def forerunner(job: Job) -> Job | None:
         if before.status == Status.SUCCEEDED:
             continue
         if before.final:
-            sentence = f"It was to start after {before}, which ended {before.status}."
-            raise JobRejected(sentence, reason="input_failed")
+            raise chains.broken("It was to start after", before, chains.AFTER)
         return before
     return None
 
@@ -53,8 +52,7 @@ def source_pending(job: Job) -> Job | None:
     for row in waiting:
         source = row.source_job
         if source is not None and source.status in FINAL and source.status != Status.SUCCEEDED:
-            sentence = f"Its input {row.parameter} was to come from {source}, which ended {source.status}."
-            raise JobRejected(sentence, reason="input_failed")
+            raise chains.broken(f"Its input {row.parameter} was to come from", source, chains.INPUT)
     return waiting[0].source_job if waiting and not settle_inputs(job) else None
 
 
@@ -94,7 +92,7 @@ def sentence_of(error: ValidationError) -> str:
 def turn_away(job: Job, why: JobRejected) -> None:
     """A failed input holds the job, so that its owner may decide; what can never run is refused."""
     if why.reason == "input_failed":
-        leave_queue(job, Status.HELD, error=str(why))
+        leave_queue(job, Status.HELD, error=str(why), failure_reason=why.reason, hint=why.hint)
     else:
         leave_queue(job, Status.REFUSED, error=str(why), failure_reason=why.reason, hint=why.hint)
 

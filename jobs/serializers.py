@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from jobs import lines
-from jobs.models import Artifact, Attempt, Job, JobEvent, WatchdogEvent
+from jobs.models import Artifact, Attempt, Job, JobEvent, JobGroup, JobTemplate, WatchdogEvent
 from jobs.people import Person, is_staff
 
 #: What only the owner and staff may see of a job.
@@ -18,7 +19,7 @@ PRIVATE = ("params", "result", "error", "hint", "inputs", "artifacts")
 WAITING_FOR = ("reason", "detail", "gpu_uuid", "job_id", "since", "eta_seconds")
 
 
-def may_see(job: Job, user: Person | None) -> bool:
+def may_see(job: Job | JobGroup, user: Person | None) -> bool:
     return user is not None and (job.owner_id == user.pk or is_staff(user))
 
 
@@ -77,7 +78,7 @@ class JobSerializer(serializers.ModelSerializer[Job]):
     artifacts = serializers.SerializerMethodField()
     attempts = serializers.SerializerMethodField()
     after: serializers.Field[Any, Any, Any, Any] = serializers.PrimaryKeyRelatedField(
-        many=True, read_only=True
+        many=True, read_only=True, pk_field=serializers.UUIDField()
     )
     retry_of = serializers.UUIDField(source="retry_of_id", allow_null=True)
     duration_s = serializers.SerializerMethodField()
@@ -172,3 +173,50 @@ class ArtifactSerializer(serializers.ModelSerializer[Artifact]):
         model = Artifact
         fields = ["id", "type", "name", "owner", "job", "shared", "manifest", "size_bytes", "created_at"]
         read_only_fields = ["id", "type", "manifest", "size_bytes", "created_at"]
+
+
+class GroupSerializer(serializers.ModelSerializer[JobGroup]):
+    """A sweep with its jobs, in the order of the combinations; of one that was retried, the retry."""
+
+    group_id = serializers.UUIDField(source="id", read_only=True)
+    owner = serializers.CharField(source="owner.username", read_only=True)
+    swept = serializers.DictField(child=serializers.ListField(), help_text="Parameter → the values tried.")
+    count = serializers.SerializerMethodField()
+    states = serializers.SerializerMethodField()
+    jobs = serializers.SerializerMethodField()
+
+    class Meta:
+        model = JobGroup
+        fields = ["group_id", "kind", "name", "owner", "created_at", "swept", "count", "states", "jobs"]
+
+    @extend_schema_field({"type": "integer"})
+    def get_count(self, group: JobGroup) -> int:
+        return len(self.context["members"])
+
+    @extend_schema_field({"type": "object", "additionalProperties": {"type": "integer"}})
+    def get_states(self, group: JobGroup) -> dict[str, int]:
+        return dict(Counter(job.status for job in self.context["members"]))
+
+    @extend_schema_field(JobSerializer(many=True))
+    def get_jobs(self, group: JobGroup) -> list[dict[str, Any]]:
+        return list(JobSerializer(self.context["members"], many=True, context=self.context).data)
+
+
+class TemplateSerializer(serializers.ModelSerializer[JobTemplate]):
+    """What `templates/` takes and answers; `job` instead of `kind` and `params` takes them from that job."""
+
+    kind = serializers.CharField(required=False, max_length=60)
+    name = serializers.CharField(max_length=120)
+    owner = serializers.CharField(source="owner.username", read_only=True)
+    params = serializers.DictField(required=False)
+    job = serializers.UUIDField(required=False, write_only=True)
+
+    class Meta:
+        model = JobTemplate
+        fields = ["id", "kind", "name", "owner", "params", "shared", "created_at", "job"]
+        read_only_fields = ["id", "created_at"]
+
+    def validate(self, data: dict[str, Any]) -> dict[str, Any]:
+        if "job" not in data and "kind" not in data:
+            raise serializers.ValidationError({"kind": ["A kind with params is expected, or a job."]})
+        return data

@@ -110,6 +110,7 @@ MIDDLEWARE = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
     "csp.middleware.CSPMiddleware",
+    "monitor.visits.noted",
     "axes.middleware.AxesMiddleware",
 ]
 ROOT_URLCONF = "mistudio.urls"

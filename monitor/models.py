@@ -1,4 +1,5 @@
-"""What lets somebody in: API tokens with scopes, and keys that are good for one use (tickets, sign-in links)."""
+"""What lets somebody in: API tokens with scopes, and keys that are good for one use (tickets, sign-in links). And when
+they were here."""
 
 from __future__ import annotations
 
@@ -36,6 +37,19 @@ class ApiToken(AbstractAuthToken):
 
 def digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
+
+
+class Visit(models.Model):
+    """When somebody was here last: from `began_at` to `seen_at`, and before that until `left_at` (`monitor.visits`)."""
+
+    user = models.OneToOneField(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
+    left_at = models.DateTimeField(null=True, help_text="The end of the visit before; null at the first one")
+    began_at = models.DateTimeField()
+    seen_at = models.DateTimeField()
+    dismissed = models.BooleanField(default=False, help_text="What happened since was read")
+
+    def __str__(self) -> str:
+        return f"{self.user} {self.began_at:%Y-%m-%d %H:%M}"
 
 
 class OneTimeKey(models.Model):

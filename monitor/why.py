@@ -44,7 +44,9 @@ def context(job: Job) -> dict[str, Any] | None:
 
 
 def has_question(job: Job) -> bool:
-    """Without an estimate a refused job would seem to fit everywhere."""
+    """Without an estimate a refused job would seem to fit everywhere; a broken chain is no question of cards."""
+    if job.failure_reason == "input_failed":
+        return False
     refused = job.status == Status.REFUSED and job.failure_reason in ABOUT_CARDS
     return job.status in WAITING or (refused and need_bytes(job) is not None)
 

@@ -74,6 +74,7 @@ class Kind(JobKind):
     stage = "activations"
     description = "Run the model over text and store the vectors at chosen sites, one per token, in shards."
     makes = ("activations",)
+    sweep = ("context_size", "max_tokens", "dtype")
     example = {
         "model": "smollm2-135m-instruct",
         "sites": [{"block": 4, "site": "resid_post"}],

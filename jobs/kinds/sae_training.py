@@ -105,6 +105,18 @@ class Kind(JobKind):
     stage = "saes"
     description = "Train a TopK sparse autoencoder with auxiliary loss, and export it in SAELens' layout."
     makes = ("sae",)
+    sweep = (
+        "site",
+        "architecture",
+        "d_sae",
+        "k",
+        "lr",
+        "tokens",
+        "batch_size",
+        "seed",
+        "aux_k",
+        "aux_coefficient",
+    )
     example = {
         "activations": "smollm2-135m-instruct-english-b4",
         "d_sae": 1024,
