@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 from django.core.handlers.wsgi import WSGIRequest
+from django.db import DatabaseError
 from rest_framework import serializers
 
 from gpus import rest
@@ -49,12 +50,7 @@ def perform(caller: Caller, name: str, arguments: Arguments) -> Answer:
     try:
         return bounded(ask(caller, known(name), arguments))
     except Exception as error:
-        if (answer := explained(error)) is None:
-            log.exception("The tool %s failed", name)
-            answer = Answer(
-                {"code": "server_error", "detail": "miStudio failed here; its log says how."}, failed=True
-            )
-        return answer
+        return envelope(error)
 
 
 def known(name: str) -> Tool:
@@ -64,10 +60,13 @@ def known(name: str) -> Tool:
         raise rest.ApiError(404, "unknown_tool", "There is no tool of this name.") from None
 
 
-def explained(error: Exception) -> Answer | None:
-    """The error envelope; `None` for a fault of ours."""
+def envelope(error: Exception) -> Answer:
+    """The error as REST says it; a fault of ours is told in the log alone."""
     response = rest.envelope(error, {})
-    return None if response is None else Answer(response.data, failed=True)
+    if response is not None:
+        return Answer(response.data, failed=True)
+    log.error("A tool failed", exc_info=error)
+    return Answer({"code": "server_error", "detail": "miStudio failed here; its log says how."}, failed=True)
 
 
 def bounded(answer: Answer) -> Answer:
@@ -131,7 +130,7 @@ def request_of(caller: Caller, tool: Tool, values: dict[str, Any]) -> WSGIReques
 # The row ------------------------------------------------------------------------------------------------
 def note(caller: Caller, name: str, arguments: Arguments, answer: Answer, began: float) -> None:
     """One row per call. Neither arguments nor answers stand in it."""
-    ToolCall.objects.create(
+    row = ToolCall(
         user_id=caller.user.pk,
         token_id=caller.token_id,
         tool=name if name in all_tools() else "",
@@ -140,6 +139,10 @@ def note(caller: Caller, name: str, arguments: Arguments, answer: Answer, began:
         duration_ms=round((time.monotonic() - began) * 1000),
         job_id=made(name, answer),
     )
+    try:
+        row.save()
+    except DatabaseError as error:  # what was done is done, and its answer must not be lost
+        log.error("No row for %s: %s", row, error)  # noqa: TRY400
 
 
 def digest(arguments: Arguments) -> str:

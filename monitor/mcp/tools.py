@@ -222,7 +222,7 @@ def controls() -> Iterator[Tool]:
 def control(view: type[jobs.Verb], options: Mapping[str, Any]) -> Tool:
     name = options.get("name", view.name)
     says = getattr(verbs, name, view).__doc__ or ""
-    takes = type("Arguments", (view.fields, arguments.JobId), {})
+    takes = type("Arguments", (arguments.JobId, view.fields), {})
     return Tool(
         f"{name}_job", f"{name.capitalize()} a job", " ".join(says.split()), view, takes, "POST", ("id",), options,
         destroys=name == "cancel",
