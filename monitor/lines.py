@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,3 +38,27 @@ def running(progress: Mapping[str, Any], rate: float | None) -> list[str]:
 def bar(fraction: float) -> str:
     full = round(min(1.0, max(0.0, fraction)) * BAR)
     return "█" * full + "·" * (BAR - full)
+
+
+class Pace:
+    """Units per second of a job's stage, between the reports of the last half minute."""
+
+    WINDOW_SECONDS = 30.0
+
+    def __init__(self) -> None:
+        self.stage: str | None = None
+        self.seen: deque[tuple[float, int]] = deque()
+
+    def rate(self, progress: Mapping[str, Any] | None, now: float) -> float | None:
+        """`None` until two reports of one stage have been seen."""
+        stage, done = (progress or {}).get("stage"), (progress or {}).get("done")
+        if done is None or stage != self.stage:
+            self.stage, self.seen = stage, deque()
+        if done is not None and (not self.seen or self.seen[-1][1] != done):
+            self.seen.append((now, done))
+        while len(self.seen) > 2 and now - self.seen[0][0] > self.WINDOW_SECONDS:
+            self.seen.popleft()
+        if len(self.seen) < 2:
+            return None
+        (since, first), (until, last) = self.seen[0], self.seen[-1]
+        return (last - first) / (until - since) if until > since else None
