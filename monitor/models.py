@@ -83,7 +83,9 @@ class ToolCall(models.Model):
 
     at = models.DateTimeField(default=timezone.now, db_index=True)
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
-    token_id = models.UUIDField(null=True, help_text="Public id of the token; none over standard input and output")
+    token_id = models.UUIDField(
+        null=True, help_text="Public id of the token; none over standard input and output"
+    )
     tool = models.CharField(max_length=100, blank=True, help_text="Empty for a name that no tool has")
     arguments_digest = models.CharField(max_length=64, help_text="SHA-256 of the arguments")
     outcome = models.CharField(max_length=60, help_text="ok, or the code of the error")

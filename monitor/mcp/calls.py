@@ -1,4 +1,4 @@
-"""One call of a tool: the view is asked as REST asks it, with the caller in place of a sign-in, and a row is written."""
+"""One call of a tool: its view is asked as REST asks it, with the caller in place of a sign-in; a row is written."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def note(caller: Caller, name: str, arguments: Arguments, answer: Answer, began:
     try:
         row.save()
     except DatabaseError as error:  # what was done is done, and its answer must not be lost
-        log.error("No row for %s: %s", row, error)  # noqa: TRY400
+        log.error("No row for %s: %s", row, error)
 
 
 def digest(arguments: Arguments) -> str:
@@ -152,4 +152,4 @@ def digest(arguments: Arguments) -> str:
 def made(name: str, answer: Answer) -> UUID | None:
     """The job that a submit or a retry answered with."""
     makes = name.startswith("submit_") or name == "retry_job"
-    return UUID(answer.data["id"]) if makes and not answer.failed else None
+    return UUID(answer.data["id"]) if makes and not answer.failed and "id" in answer.data else None

@@ -17,12 +17,13 @@ from django.conf import settings
 from django.db import Error as DatabaseError
 
 from monitor import access
+from monitor.flow import Send
 from monitor.mcp.caller import Caller
 
 log = logging.getLogger(__name__)
 
-Scope, Message = dict[str, Any], dict[str, Any]
-Receive, Send = Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
 look_up = database_sync_to_async(access.token_of, thread_sensitive=False)
 
 
@@ -47,7 +48,10 @@ BAD_TOKEN = Refusal(
 )
 ONLY_POST = Refusal(405, "method_not_allowed", "There are no sessions here: use POST.", (b"allow", b"POST"))
 NO_DATABASE = Refusal(
-    503, "database_unavailable", "The database does not answer; try again in a moment.", (b"retry-after", b"5")
+    503,
+    "database_unavailable",
+    "The database does not answer; try again in a moment.",
+    (b"retry-after", b"5"),
 )
 
 

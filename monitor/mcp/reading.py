@@ -29,7 +29,9 @@ def piece_of(root: Path, query: Any) -> dict[str, Any]:
 def as_text(raw: bytes, offset: int) -> dict[str, Any]:
     """The text and where it goes on; a character that was cut in two is left for the next piece."""
     if b"\0" in raw:
-        raise ApiError(400, "not_text", "This file is not text; fetch it from REST, where files are streamed.")
+        raise ApiError(
+            400, "not_text", "This file is not text; fetch it from REST, where files are streamed."
+        )
     whole = raw.decode("utf-8", errors="ignore").encode()
     cut = raw[len(whole) :] if raw.startswith(whole) and len(raw) - len(whole) < 4 else b""
     kept = raw[: len(raw) - len(cut)] or raw

@@ -21,10 +21,10 @@ from monitor.mcp.calls import Answer
 from monitor.mcp.tools import Tool, all_tools
 
 INSTRUCTIONS = (
-    "miStudio runs mechanistic-interpretability jobs on GPUs. list_gpus shows the cards. A submit_ tool queues a job on "
-    "the card that `gpu` names (auto: the one with the most free memory) and answers with its id; wait_for_job follows "
-    "it, job_result reads what it found. A parameter that takes an artifact takes its id, its name, or job:<id> of a job "
-    "that will make it. An error says in `detail` what is wrong and in `hint` what helps."
+    "miStudio runs mechanistic-interpretability jobs on GPUs. list_gpus shows the cards. A submit_ tool queues a job "
+    "on the card that `gpu` names (auto: the one with the most free memory) and answers with its id; wait_for_job "
+    "follows it, job_result reads what it found. A parameter that takes an artifact takes its id, its name, or "
+    "job:<id> of a job that will make it. An error says in `detail` what is wrong and in `hint` what helps."
 )
 Context = ServerRequestContext[Any, Any]
 

@@ -60,8 +60,8 @@ class Tool:
 # Answers ------------------------------------------------------------------------------------------------
 #: What a list says of a job; get_job says the rest.
 BRIEF = (
-    "id", "kind", "name", "owner", "status", "stalled", "failure_reason", "error", "gpu_request", "gpu_uuid", "gpu_names",
-    "progress", "waiting_for", "queued_at", "started_at", "finished_at", "duration_s", "group_id",
+    "id", "kind", "name", "owner", "status", "stalled", "failure_reason", "error", "gpu_request", "gpu_uuid",
+    "gpu_names", "progress", "waiting_for", "queued_at", "started_at", "finished_at", "duration_s", "group_id",
 )  # fmt: skip
 
 
@@ -80,15 +80,10 @@ def paged_jobs(page: Any) -> Data:
 
 
 # Looking ------------------------------------------------------------------------------------------------
-def looks() -> Iterator[Tool]:
-    yield from of_cards()
-    yield from of_jobs()
-    yield from of_artifacts()
-
-
 def of_cards() -> Iterator[Tool]:
     yield Tool(
-        "list_gpus", "List cards", "Every card: index, UUID, name, memory, health, and the jobs that hold it.",
+        "list_gpus", "List cards",
+        "Every card: index, UUID, name, memory, health, and the jobs that hold it.",
         cards.GpuListView, arguments.Cards,
     )  # fmt: skip
     yield Tool(
@@ -97,59 +92,94 @@ def of_cards() -> Iterator[Tool]:
         cards.GpuMetricsView, arguments.Cards,
     )  # fmt: skip
     yield Tool(
-        "gpu_processes", "Processes on cards", "The processes on every card, with their memory and the job they belong to.",
+        "gpu_processes", "Processes on cards",
+        "The processes on every card, with their memory and the job they belong to.",
         cards.GpuProcessesView, arguments.Cards,
     )  # fmt: skip
     yield Tool(
-        "gpu_history", "History of cards", "What a metric of a card did over time: minimum, mean and maximum in equal steps.",
+        "gpu_history", "History of cards",
+        "What a metric of a card did over time: minimum, mean and maximum in equal steps.",
         history_api.GpuHistoryView, arguments.History,
     )  # fmt: skip
     yield Tool(
         "gpu_fit", "Would a job fit",
-        "The estimate of a job, and for every card whether it fits now, later or never, with the numbers. Queues nothing.",
+        "The estimate of a job, and for every card whether it fits now, later or never. Queues nothing.",
         jobs.GpuFit, arguments.Fit, "POST",
     )  # fmt: skip
     yield Tool(
-        "system_events", "Events of cards", "Cards added, removed, lost, recovered or changed; newest first.",
+        "system_events", "Events of cards",
+        "Cards added, removed, lost, recovered or changed; newest first.",
         cards.EventsView, arguments.SystemEvents, shape=paged,
     )  # fmt: skip
     yield Tool(
         "watchdog_events", "Findings of the watchdog",
-        "Processes and memory that stood on cards without a job, and what was done about them; newest first.",
+        "Processes and memory on cards without a job, and what was done about them; newest first.",
         system_api.WatchdogEvents, arguments.WatchdogEvents, shape=paged,
     )  # fmt: skip
 
 
 def of_jobs() -> Iterator[Tool]:
     yield Tool(
-        "get_job_kind", "Describe a kind", "A kind of job: what it does, its parameters, what it takes and makes, an example.",
+        "get_job_kind", "Describe a kind",
+        "A kind of job: what it does, its parameters, what it takes and makes, an example.",
         jobs.KindDetail, arguments.KindName, in_path=("kind",),
     )  # fmt: skip
     yield Tool(
-        "list_jobs", "List jobs", "Jobs in short form, newest first; those of others without their private fields.",
+        "list_jobs", "List jobs",
+        "Jobs in short form, newest first; those of others without their private fields.",
         jobs.JobList, arguments.Jobs, shape=paged_jobs,
     )  # fmt: skip
-    yield of_job("get_job", "One job", "All about a job: state, card, progress, why it waits, error and hint.", jobs.JobDetail)
+    yield by_id(
+        "get_job", "One job", "All about a job: state, card, progress, why it waits, error and hint.",
+        jobs.JobDetail,
+    )  # fmt: skip
     yield Tool(
         "wait_for_job", "Wait for a job",
-        "Wait until a job has ended, or is paused or held, but no longer than `seconds`; sends progress meanwhile. Call "
-        "it again while `settled` is false.",
+        "Wait until a job has ended, or is paused or held, but no longer than `seconds`; sends progress meanwhile. "
+        "Call it again while `settled` is false.",
         jobs.JobDetail, arguments.Wait, in_path=("id",), waits=True,
     )  # fmt: skip
-    yield of_job("job_log", "Log of a job", "The end of a job's log, or a piece from `offset` on.", jobs.JobLog, arguments.JobLog)
-    yield of_job(
+    yield by_id(
+        "job_log", "Log of a job", "The end of a job's log, or a piece from `offset` on.",
+        jobs.JobLog, arguments.JobLog,
+    )  # fmt: skip
+    yield by_id(
         "job_metrics", "Curves of a job", "Metric curves of a job by step, such as its loss.",
         jobs.JobMetrics, arguments.JobMetrics,
     )  # fmt: skip
-    yield of_job("job_result", "Result of a job", "What a job found, once it has succeeded.", jobs.JobResult)
-    yield of_job("job_events", "Story of a job", "What happened to a job, in order.", jobs.JobEvents, shape=listed)
-    yield of_job("job_files", "Files of a job", "Paths and sizes of a job's files.", jobs.JobFiles, shape=listed)
-    yield of_job(
-        "job_file", "Read a file of a job", "A piece of a text file of a job.", reading.JobFilePiece, arguments.JobFile
+    yield by_id("job_result", "Result of a job", "What a job found, once it has succeeded.", jobs.JobResult)
+    yield by_id("job_events", "Story of a job", "What happened to a job.", jobs.JobEvents, shape=listed)
+    yield by_id("job_files", "Files of a job", "Paths and sizes of its files.", jobs.JobFiles, shape=listed)
+    yield by_id(
+        "job_file", "Read a file of a job", "A piece of a text file of a job.",
+        reading.JobFilePiece, arguments.JobFile,
+    )  # fmt: skip
+
+
+def of_artifacts() -> Iterator[Tool]:
+    yield Tool(
+        "list_artifacts", "List artifacts",
+        "Models, corpora, activations, SAEs and what else jobs made and take.",
+        jobs.ArtifactList, arguments.Artifacts, shape=paged,
+    )  # fmt: skip
+    yield by_id(
+        "get_artifact",
+        "One artifact",
+        "An artifact and its manifest.",
+        jobs.ArtifactDetail,
+        arguments.ArtifactId,
     )
+    yield by_id(
+        "artifact_files", "Files of an artifact", "Paths and sizes of its files.",
+        jobs.ArtifactFiles, arguments.ArtifactId, listed,
+    )  # fmt: skip
+    yield by_id(
+        "artifact_file", "Read a file of an artifact", "A piece of a text file of an artifact.",
+        reading.ArtifactFilePiece, arguments.ArtifactFile,
+    )  # fmt: skip
 
 
-def of_job(
+def by_id(
     name: str,
     title: str,
     description: str,
@@ -158,22 +188,6 @@ def of_job(
     shape: Shape = dict,
 ) -> Tool:
     return Tool(name, title, description, view, fields, in_path=("id",), shape=shape)
-
-
-def of_artifacts() -> Iterator[Tool]:
-    yield Tool(
-        "list_artifacts", "List artifacts", "Models, corpora, activations, SAEs and what else jobs made and take.",
-        jobs.ArtifactList, arguments.Artifacts, shape=paged,
-    )  # fmt: skip
-    yield of_job("get_artifact", "One artifact", "An artifact and its manifest.", jobs.ArtifactDetail, arguments.ArtifactId)
-    yield of_job(
-        "artifact_files", "Files of an artifact", "Paths and sizes of an artifact's files.",
-        jobs.ArtifactFiles, arguments.ArtifactId, listed,
-    )  # fmt: skip
-    yield of_job(
-        "artifact_file", "Read a file of an artifact", "A piece of a text file of an artifact.",
-        reading.ArtifactFilePiece, arguments.ArtifactFile,
-    )  # fmt: skip
 
 
 # Submitting ---------------------------------------------------------------------------------------------
@@ -216,7 +230,7 @@ def controls() -> Iterator[Tool]:
     for pattern in urls.urlpatterns:
         view = getattr(pattern.callback, "cls", None)
         if isinstance(view, type) and issubclass(view, jobs.Verb):
-            yield control(view, dict(pattern.callback.view_initkwargs))
+            yield control(view, getattr(pattern.callback, "view_initkwargs", {}))
 
 
 def control(view: type[jobs.Verb], options: Mapping[str, Any]) -> Tool:
@@ -231,4 +245,4 @@ def control(view: type[jobs.Verb], options: Mapping[str, Any]) -> Tool:
 
 @cache
 def all_tools() -> dict[str, Tool]:
-    return {tool.name: tool for tool in (*looks(), *submits(), *controls())}
+    return {tool.name: tool for tool in (*of_cards(), *of_jobs(), *of_artifacts(), *submits(), *controls())}

@@ -29,7 +29,10 @@ Tell = Callable[[float, float | None, str | None], Awaitable[None]]
 def one_of_few(user: Any) -> Iterator[None]:
     if waiting[user] >= WAITS_PER_USER:
         raise ApiError(
-            429, "too_many_waits", f"You wait for {WAITS_PER_USER} jobs at once already.", limit=WAITS_PER_USER
+            429,
+            "too_many_waits",
+            f"You wait for {WAITS_PER_USER} jobs at once already.",
+            limit=WAITS_PER_USER,
         )
     waiting[user] += 1
     try:

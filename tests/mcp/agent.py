@@ -15,7 +15,9 @@ from tests.system import ROOT, System
 
 
 @asynccontextmanager
-async def over_http(system: System, token: str, mode: str = "auto", path: str = "/mcp") -> AsyncIterator[Client]:
+async def over_http(
+    system: System, token: str, mode: str = "auto", path: str = "/mcp"
+) -> AsyncIterator[Client]:
     headers = {"Authorization": f"Bearer {token}"}
     async with httpx2.AsyncClient(headers=headers, timeout=60) as http:
         transport = streamable_http_client(f"{system.url}{path}", http_client=http)

@@ -44,7 +44,9 @@ class Command(BaseCommand):
             metavar="KEY=VALUE",
             help="a parameter; the value is JSON, or a text as it stands",
         )
-        parser.add_argument("--json", metavar="FILE", help="parameters as a JSON object; - reads standard input")
+        parser.add_argument(
+            "--json", metavar="FILE", help="parameters as a JSON object; - reads standard input"
+        )
         parser.add_argument("--user", default=operator.NAME, help="whose job it is; default: the operator")
         parser.add_argument("--wait", action="store_true", help="show its progress until it has ended")
 

@@ -122,14 +122,13 @@ def jobs_table(cards: list[board.Card]) -> Table:
 
 def running(cards: list[board.Card]) -> Iterable[tuple[Job, str]]:
     """Every job that runs with the numbers of its cards; those without a card last."""
-    on: dict[Any, list[str]] = {job.pk: [] for job in board.active_jobs().values()}
-    jobs = {job.pk: job for job in board.active_jobs().values()}
+    jobs = board.active_jobs()
+    on: dict[str, list[str]] = {job_id: [] for job_id in jobs}
     for card in cards:
         for job in card["jobs"]:
-            on.setdefault(job.pk, []).append(str(card["info"]["gpu_id"]))
-            jobs[job.pk] = job
-    ordered = sorted(jobs.values(), key=lambda job: (not on[job.pk], on[job.pk], job.pk))
-    return [(job, ",".join(on[job.pk]) or "CPU") for job in ordered]
+            on.setdefault(str(job.pk), []).append(str(card["info"]["gpu_id"]))
+    ordered = sorted(jobs, key=lambda job_id: (not on[job_id], on[job_id], job_id))
+    return [(jobs[job_id], ",".join(on[job_id]) or "CPU") for job_id in ordered]
 
 
 def queue_table(waiting: dict[str, Any]) -> Table:
