@@ -24,14 +24,9 @@ def example_of(tool: Tool, world: World) -> dict[str, Any]:
     """Arguments with which the tool has something to answer."""
     if tool.name.startswith("submit_"):
         return dict(tool.schema["examples"][0])
-    known = {
-        "id": world.id_for(f"/{'artifacts' if 'artifact' in tool.name else 'jobs'}/"),
-        "path": "hello.txt",
-    }
-    known |= {"kind": "rehearsal", "seconds": 0}
-    return {name: known[name] if name in known else "" for name in tool.schema["required"]} | (
-        {"seconds": 0} if tool.waits else {}
-    )
+    known = {"id": world.id_for("/artifacts/" if "artifact" in tool.name else "/jobs/"), "path": "hello.txt"}
+    given = {name: known.get(name, "rehearsal") for name in tool.schema["required"]}
+    return given | ({"seconds": 0} if tool.waits else {})
 
 
 def ask(who: Caller, tool: str, **arguments: Any) -> Answer:
