@@ -224,6 +224,7 @@ def test_odd_arguments_are_no_faults(alice: User, three_cards: list[Gpu]) -> Non
             names = list(tool.schema["properties"])[:3] or ["x"]
             answer = ask(me, tool.name, **dict.fromkeys(names, odd))
             assert answer.outcome != "server_error", (tool.name, odd)
+        assert ask(me, tool.name, **{"\ud800": 1}).outcome == "invalid"
 
 
 def test_lists_are_paged_and_short(alice: User) -> None:

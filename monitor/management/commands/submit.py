@@ -6,6 +6,7 @@ Standard output gets the job's id and nothing else; what a person reads goes to 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -95,8 +96,8 @@ class Line:
         self.stream, self.live, self.state = stream, sys.stderr.isatty(), ""
 
     def show(self, text: str, state: str) -> None:
-        if self.live:
-            self.write(f"\r\033[K{text}")
+        if self.live:  # a line that wraps could not be taken back
+            self.write(f"\r\033[K{text[: shutil.get_terminal_size().columns - 1]}")
         elif state != self.state:
             self.write(text + "\n")
         self.state = state

@@ -63,7 +63,8 @@ def picture() -> Group:
     gpus = board.gpu_map()
     cards = board.cards_of(board.present(gpus.values()))
     waiting = board.queue(operator.account(), gpus)
-    return Group(*hosts(), cards_table(cards), jobs_table(cards), queue_table(waiting))
+    tables = (cards_table(cards), jobs_table(cards), queue_table(waiting))
+    return Group(*hosts(), *(part for table in tables for part in (Text(), table)))
 
 
 def hosts() -> Iterable[Text]:
@@ -75,7 +76,7 @@ def hosts() -> Iterable[Text]:
         yield Text(said).append(silent, style="red")
 
 
-def table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
+def empty_table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", no_wrap=column != "why")
@@ -84,7 +85,7 @@ def table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
 
 def cards_table(cards: list[board.Card]) -> Table:
     numbers = ("util", "memory GiB", "temp", "power W")
-    made = table("Cards", "#", "name", "state", *numbers, "", right=("#", *numbers))
+    made = empty_table("Cards", "#", "name", "state", *numbers, "", right=("#", *numbers))
     for card in cards:
         info, metrics, state = card["info"], card["metrics"], card["state"]
         used, total = metrics["memory_used_bytes"], info["memory_total_bytes"]
@@ -103,7 +104,7 @@ def cards_table(cards: list[board.Card]) -> Table:
 
 
 def jobs_table(cards: list[board.Card]) -> Table:
-    made = table(
+    made = empty_table(
         "Running", "card", "job", "kind", "owner", "stage", "done", "left", right=("card", "done", "left")
     )
     for job, numbers in running(cards):
@@ -133,7 +134,7 @@ def running(cards: list[board.Card]) -> Iterable[tuple[Job, str]]:
 
 def queue_table(waiting: dict[str, Any]) -> Table:
     more = f", and {waiting['more']} more" if waiting["more"] else ""
-    made = table(f"Waiting{more}", "asks for", "job", "kind", "owner", "why")
+    made = empty_table(f"Waiting{more}", "asks for", "job", "kind", "owner", "why")
     for row in waiting["rows"]:
         job = row["job"]
         made.add_row(
