@@ -45,6 +45,18 @@ class Answer:
         return json.dumps(self.data, ensure_ascii=False)
 
 
+#: Whoever called did not stay for the answer.
+GONE = Answer({"code": "cancelled", "detail": "The call was given up."}, failed=True)
+
+
+def call(caller: Caller, name: str, arguments: Arguments) -> Answer:
+    """Perform, and leave the row: one piece that nobody who goes away can cut in two."""
+    began = time.monotonic()
+    answer = perform(caller, name, arguments)
+    note(caller, name, arguments, answer, began)
+    return answer
+
+
 def perform(caller: Caller, name: str, arguments: Arguments) -> Answer:
     """Call the tool of this name, and say every failure as REST would."""
     try:

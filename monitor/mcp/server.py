@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import anyio
 import mcp_types as types
 from channels.db import database_sync_to_async
 from mcp.server.context import ServerRequestContext
@@ -60,24 +61,29 @@ class Desk:
         )
 
     async def call_tool(self, context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
-        began, given, caller = time.monotonic(), params.arguments or {}, await self.find()
-        answer = await self.answer(context, caller, params.name, given)
-        await in_thread(calls.note)(caller, params.name, given, answer, began)
+        name, given, caller = params.name, params.arguments or {}, await self.find()
+        if name in all_tools() and all_tools()[name].waits:
+            answer = await self.wait(context, caller, name, given)
+        else:
+            answer = await in_thread(calls.call)(caller, name, given)
         if answer.outcome == "unknown_tool":
             raise MCPError(types.INVALID_PARAMS, str(answer.data["detail"]))
         text = types.TextContent(type="text", text=answer.text)
         return types.CallToolResult(content=[text], structured_content=answer.data, is_error=answer.failed)
 
-    async def answer(self, context: Context, caller: Caller, name: str, given: dict[str, Any]) -> Answer:
-        tool, look = all_tools().get(name), partial(in_thread(calls.perform), caller, name, given)
-        if tool is None or not tool.waits:
-            return await look()
+    async def wait(self, context: Context, caller: Caller, name: str, given: dict[str, Any]) -> Answer:
+        began, answer = time.monotonic(), calls.GONE
+        look = partial(in_thread(calls.perform), caller, name, given)
         try:
-            seconds = calls.valid(tool, given)["seconds"]
+            seconds = calls.valid(all_tools()[name], given)["seconds"]
             with waiting.one_of_few(caller.user.pk):
-                return await waiting.wait(look, seconds, context.session.report_progress)
+                answer = await waiting.wait(look, seconds, context.session.report_progress)
         except APIException as error:
-            return calls.envelope(error)
+            answer = calls.envelope(error)
+        finally:  # an agent that has gone away leaves its row, too
+            with anyio.CancelScope(shield=True):
+                await in_thread(calls.note)(caller, name, given, answer, began)
+        return answer
 
 
 def shown(tool: Tool) -> types.Tool:

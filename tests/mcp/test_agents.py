@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.client
+import json
+import time
 from typing import Any
 
 import pytest
@@ -80,6 +82,31 @@ def test_the_door_of_a_running_system(system: System, headers: dict[str, str], s
     connection = http.client.HTTPConnection("127.0.0.1", system.port, timeout=10)
     connection.request("POST", "/mcp", b"{}", {"Content-Type": "application/json"} | headers)
     assert connection.getresponse().status == status
+
+
+@pytest.mark.parametrize(
+    "accept",
+    ["application/json, text/event-stream", pytest.param("application/json", marks=pytest.mark.slow)],
+)
+def test_a_wait_ends_with_whoever_waits(system: System, accept: str) -> None:
+    job = system.submit("rehearsal", steps=1000, seconds_per_step=0.05)
+    params = {"name": "wait_for_job", "arguments": {"id": job["id"], "seconds": 300}}
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
+    headers = {
+        "Authorization": f"Bearer {system.token}",
+        "Content-Type": "application/json",
+        "Accept": accept,
+    }
+    connection = http.client.HTTPConnection("127.0.0.1", system.port, timeout=10)
+    connection.request("POST", "/mcp", body, headers)
+    time.sleep(1)
+    connection.close()
+    deadline = time.monotonic() + 30
+    newest = "SELECT tool, outcome FROM monitor_toolcall ORDER BY id DESC LIMIT 1"
+    while system.rows(newest) != [("wait_for_job", "cancelled")]:
+        assert time.monotonic() < deadline, system.rows(newest)
+        time.sleep(0.1)
+    system.call("POST", f"jobs/{job['id']}/cancel/")
 
 
 async def test_an_agent_on_the_machine_needs_no_token(system: System) -> None:

@@ -224,7 +224,8 @@ def test_odd_arguments_are_no_faults(alice: User, three_cards: list[Gpu]) -> Non
             names = list(tool.schema["properties"])[:3] or ["x"]
             answer = ask(me, tool.name, **dict.fromkeys(names, odd))
             assert answer.outcome != "server_error", (tool.name, odd)
-        assert ask(me, tool.name, **{"\ud800": 1}).outcome == "invalid"
+        odd_name = ask(me, tool.name, **{"\ud800": 1})
+        assert (odd_name.outcome, odd_name.text.encode() != b"") == ("invalid", True)
 
 
 def test_lists_are_paged_and_short(alice: User) -> None:
@@ -258,8 +259,7 @@ def test_a_fault_of_ours_is_told_in_the_log_alone(
 # Rows ---------------------------------------------------------------------------------------------------
 def test_a_call_leaves_a_row_without_its_arguments(alice: User, three_cards: list[Gpu]) -> None:
     arguments = {"steps": 3, "journal": SECRET}
-    answer = ask(caller(alice), "submit_rehearsal", **arguments)
-    calls.note(caller(alice), "submit_rehearsal", arguments, answer, 0.0)
+    answer = calls.call(caller(alice), "submit_rehearsal", arguments)
     row = ToolCall.objects.get()
     assert (row.user, row.tool, row.outcome, str(row.job_id)) == (
         alice,
@@ -273,7 +273,7 @@ def test_a_call_leaves_a_row_without_its_arguments(alice: User, three_cards: lis
 
 def test_a_refusal_and_an_unknown_tool_leave_rows(alice: User) -> None:
     for name in ("get_job", f"drop {SECRET}"):
-        calls.note(caller(alice), name, {}, ask(caller(alice), name), 0.0)
+        calls.call(caller(alice), name, {})
     rows = ToolCall.objects.order_by("pk").values_list("tool", "outcome", "job_id")
     assert list(rows) == [("get_job", "invalid", None), ("", "unknown_tool", None)]
 
