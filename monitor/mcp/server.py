@@ -75,9 +75,10 @@ class Desk:
         began, answer = time.monotonic(), calls.GONE
         look = partial(in_thread(calls.perform), caller, name, given)
         try:
-            seconds = calls.valid(all_tools()[name], given)["seconds"]
+            asked = calls.valid(all_tools()[name], given)
+            peek = partial(in_thread(waiting.peek), asked["id"])
             with waiting.one_of_few(caller.user.pk):
-                answer = await waiting.wait(look, seconds, context.session.report_progress)
+                answer = await waiting.wait(look, peek, asked["seconds"], context.session.report_progress)
         except APIException as error:
             answer = calls.envelope(error)
         finally:  # an agent that has gone away leaves its row, too

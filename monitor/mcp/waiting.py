@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gpus.rest import ApiError
-from jobs.models import FINAL, Status
+from jobs.models import FINAL, Job, Status
 from monitor.lines import progress_line
 from monitor.mcp.calls import Answer
 
@@ -22,6 +22,7 @@ WAITS_PER_USER = 16
 waiting: Counter[Any] = Counter()
 
 Look = Callable[[], Awaitable[Answer]]
+Peek = Callable[[], Awaitable[dict[str, Any]]]
 Tell = Callable[[float, float | None, str | None], Awaitable[None]]
 
 
@@ -41,17 +42,28 @@ def one_of_few(user: Any) -> Iterator[None]:
         waiting[user] -= 1
 
 
-async def wait(look: Look, seconds: float, tell: Tell) -> Answer:
-    """`{settled, waited_seconds, job}`, or the error of the first look that fails."""
-    began, told = time.monotonic(), 0.0
-    while not (answer := await look()).failed:
-        job, waited = answer.data, time.monotonic() - began
-        settled = job["status"] in SETTLED
-        if settled or waited >= seconds:
-            return Answer({"settled": settled, "waited_seconds": round(waited, 1), "job": job})
+async def wait(look: Look, peek: Peek, seconds: float, tell: Tell) -> Answer:
+    """`{settled, waited_seconds, job}`, or the error of a look that fails. Rights are asked at the first look and at
+    the last; in between the row is peeked at, which costs little."""
+    began, told, first = time.monotonic(), 0.0, await look()
+    if first.failed:
+        return first
+    job = first.data
+    while job["status"] not in SETTLED and (left := began + seconds - time.monotonic()) > 0:
         fraction = (job["progress"] or {}).get("fraction") or 0.0
         if fraction > told:  # the protocol wants progress that grows
             told = fraction
             await tell(fraction, 1.0, progress_line(job))
-        await asyncio.sleep(min(LOOK_SECONDS, max(0.0, seconds - waited)))
-    return answer
+        await asyncio.sleep(min(LOOK_SECONDS, left))
+        job = job | await peek()
+    last = await look()
+    return last if last.failed else found(last.data, time.monotonic() - began)
+
+
+def found(job: dict[str, Any], waited: float) -> Answer:
+    return Answer({"settled": job["status"] in SETTLED, "waited_seconds": round(waited, 1), "job": job})
+
+
+def peek(job_id: Any) -> dict[str, Any]:
+    """What changes while a job runs, as its row has it; nothing for a job that was deleted."""
+    return Job.objects.filter(pk=job_id).values("status", "progress").first() or {}

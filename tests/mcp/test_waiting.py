@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,16 +21,20 @@ def job(status: str, fraction: float | None = None) -> Answer:
 
 
 async def wait(*looks: Answer, seconds: float = 5) -> tuple[Answer, list[float]]:
+    """Each look and each peek sees the next state; the last one stays."""
     told: list[float] = []
-    following: Iterator[Answer] = iter([*looks, *[looks[-1]] * 99])
+    states = list(looks)
 
     async def look() -> Answer:
-        return next(following)
+        return states.pop(0) if len(states) > 1 else states[0]
+
+    async def peek() -> dict[str, Any]:
+        return (await look()).data
 
     async def tell(fraction: float, total: float | None, message: str | None) -> None:
         told.append(fraction)
 
-    return await waiting.wait(look, seconds, tell), told
+    return await waiting.wait(look, peek, seconds, tell), told
 
 
 @pytest.fixture(autouse=True)
@@ -54,8 +57,10 @@ async def test_it_returns_when_the_time_is_over(seconds: float) -> None:
     assert seconds <= answer.data["waited_seconds"] + 0.05 < 1
 
 
-async def test_it_says_what_a_look_says() -> None:
-    answer, _ = await wait(job("running"), calls.GONE)
+@pytest.mark.parametrize("looks", [[calls.GONE], [job("running"), job("succeeded"), calls.GONE]])
+async def test_it_says_what_a_look_says(looks: list[Answer]) -> None:
+    """The last one, too: who may no longer see the job is not told of it."""
+    answer, _ = await wait(*looks)
     assert answer == calls.GONE
 
 
