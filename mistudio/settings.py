@@ -276,4 +276,6 @@ LOGGING = {
     "formatters": {"line": {"format": "{asctime} {levelname:.1} {name}: {message}", "style": "{"}},
     "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
     "root": {"handlers": ["console"], "level": env.text("MISTUDIO_LOG_LEVEL", "INFO")},
+    # Each request of an agent brings a transport of its own, and the SDK tells of its start and end.
+    "loggers": {"mcp": {"level": "WARNING"}},
 }

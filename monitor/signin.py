@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from urllib.parse import urlencode
 
 from django import forms
+from django.conf import settings
 from django.contrib.auth import login
 from django.contrib.auth.forms import AuthenticationForm, UsernameField
 from django.contrib.auth.models import AbstractBaseUser
@@ -83,3 +85,13 @@ class SignIn(LoginView):
 
 class SignOut(LogoutView):
     """POST only: a link on a stranger's page must not sign anybody out."""
+
+
+def base_url() -> str:
+    """Where people find the pages: MISTUDIO_PUBLIC_URL, else where `up` serves."""
+    if settings.MISTUDIO_PUBLIC_URL:
+        return settings.MISTUDIO_PUBLIC_URL
+    try:
+        return json.loads((settings.MISTUDIO_HOME / "run" / "ready.json").read_text())["url"]
+    except (FileNotFoundError, ValueError, KeyError):
+        return "http://127.0.0.1:8000"
