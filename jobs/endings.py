@@ -23,6 +23,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from gpus import choice
+from gpus.models import Maintenance
 from gpus.timing import scaled
 from jobs import events, faults, paths
 from jobs.models import ACTIVE, Artifact, Attempt, Job, JobEvent, Lease, Outcome, Status
@@ -186,7 +187,7 @@ def lost(job: Job, attempt: Attempt, detail: str, **values: Any) -> bool:
         return cancelled(job, attempt, **values)
     if job.pause_requested_at:
         return paused(job, attempt, detail, **values)
-    if _losses_without_progress(job) >= MAX_LOST:
+    if not Maintenance.of(attempt.host) and _losses_without_progress(job) >= MAX_LOST:
         sentence = f"Lost {MAX_LOST} times in a row without a newer checkpoint; the last time: {detail}"
         return fail(job, attempt, "lost", sentence, "Read the log, then retry from the checkpoint.", **values)
     with transaction.atomic():

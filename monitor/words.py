@@ -115,6 +115,7 @@ REASONS = {
     "host": "the host is silent",
     "slot": "all CPU slots are taken",
     "launch": "its last launch did not come up",
+    "maintenance": "no job starts during a maintenance",
 }
 #: What stands around the details, for its owner, where they alone do not say what happens.
 AROUND = {

@@ -22,7 +22,7 @@ from django.db import OperationalError, connections
 from django.utils import timezone
 from setproctitle import setproctitle
 
-from gpus.models import Host, Pulse
+from gpus.models import Host, Maintenance, Pulse
 from gpus.timing import scaled
 from jobs import tasks
 from jobs.models import ACTIVE, Job
@@ -149,6 +149,8 @@ class Command(BaseCommand):
     def announce(self) -> None:
         self.say(f"miStudio runs at {self.url}")
         self.say(f"Sign in (once, within 15 minutes): {signin.make_link(self.url)}")
+        for one in Maintenance.in_force():
+            self.say(f"{one.sentence} (`manage.py maintenance end`)")
         self.say("Ctrl-C ends the services; running jobs go on.")
         self.write_ready()  # last: who waits for this file finds the lines above
 
