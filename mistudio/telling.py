@@ -9,10 +9,10 @@ SECONDS_IN_A_LOG = 10.0
 
 
 class Progress:
-    """`say` as often as there is something to say; `done` ends the line."""
+    """`say` as often as there is something to say; `done` ends the line. A log hears of what takes longer only."""
 
     def __init__(self, stream: Any) -> None:
-        self.stream, self.said, self.at = stream, "", float("-inf")
+        self.stream, self.said, self.at = stream, "", time.monotonic()
 
     def say(self, text: str) -> None:
         if text == self.said:

@@ -23,7 +23,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from gpus.backends import driver_present
 from mistudio import home
-from mistudio.management.commands.up import take_lock
+from mistudio.home import take_lock
 
 MODEL_NAME = "smollm2-135m-instruct"
 SIMULATED = "24GiB,24GiB,80GiB"

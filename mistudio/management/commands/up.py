@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -13,7 +12,7 @@ import urllib.request
 from argparse import ArgumentParser
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from django.conf import settings
 from django.core.management import call_command
@@ -51,14 +50,14 @@ class Command(BaseCommand):
         os.environ["MISTUDIO_HOME"] = str(
             settings.MISTUDIO_HOME
         )  # absolute, whatever the children's folder is
-        lock = take_lock(settings.MISTUDIO_HOME)
+        lock = home.take_lock(settings.MISTUDIO_HOME)
         self.ready_file().unlink(missing_ok=True)  # of an `up` that was killed
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         require_free_port(settings.MISTUDIO_BIND, options["port"])
         self.written_pids: dict[str, int | None] = {}
         self.broker = self.start_broker()
-        call_command("migrate", verbosity=0, interactive=False)
+        call_command("migrate", verbosity=0, interactive=False, stdout=self.stdout)
         self.services = self.make_services(options["port"])
         try:
             for service in self.services:
@@ -214,18 +213,6 @@ class Command(BaseCommand):
 
     def logs(self) -> Path:
         return settings.MISTUDIO_HOME / "logs"
-
-
-def take_lock(folder: Path) -> IO[str]:
-    """One `up` per data folder, proven by a lock that ends with its process."""
-    lock = open(folder / "run" / "up.lock", "w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise CommandError(
-            f"miStudio already runs on {folder}; see {folder / 'run' / 'ready.json'}."
-        ) from None
-    return lock
 
 
 def require_free_port(bind: str, port: int) -> None:
