@@ -6,7 +6,8 @@ class JobsConfig(AppConfig):
     verbose_name = "Jobs"
 
     def ready(self) -> None:
-        from gpus import owners
-        from jobs import ownership
+        from gpus import inventory, owners
+        from jobs import messages, ownership
 
         owners.register(ownership.owners_of, ownership.holds)
+        inventory.listeners.append(messages.tell_of_cards)

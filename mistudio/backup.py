@@ -99,12 +99,11 @@ def digest(path: Path) -> str:
 
 
 def files() -> Iterator[tuple[Path, str]]:
-    """Every file of the results with its place in the backup; those that are only being written are left out."""
+    """Every file and folder of the results with its place in the backup, but what is only being written."""
     for name in FOLDERS:
         for folder, below, names in os.walk(settings.MISTUDIO_HOME / name):
             below[:] = [one for one in below if not one.startswith(".")]
-            for file in (one for one in names if not one.startswith(".")):
-                path = Path(folder) / file
+            for path in (Path(folder), *(Path(folder) / one for one in names if not one.startswith("."))):
                 yield path, str(path.relative_to(settings.MISTUDIO_HOME))
 
 
@@ -134,7 +133,9 @@ def fill_folder(whole: Path, with_files: bool, say: Say) -> Path:
 
 def link_or_copy(source: Path, target: Path) -> None:
     """Results are never written in place, so that a hard link stays what it is; another disk gets a copy."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        target.mkdir(parents=True, exist_ok=True)
+        return
     if source.name not in GROWING:
         with suppress(OSError):
             os.link(source, target)

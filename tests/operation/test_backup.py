@@ -10,6 +10,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def starts(path: Path, attempt: int) -> list[dict[str, Any]]:
 
 def counts(database: Path) -> dict[str, int]:
     names = ("jobs_job", "jobs_attempt", "jobs_artifact", "jobs_jobevent", "auth_user", "gpus_gpu")
-    with sqlite3.connect(database) as db:
+    with closing(sqlite3.connect(database)) as db:
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         return {name: db.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in names}
 
@@ -185,7 +186,7 @@ def test_an_upgrade_keeps_the_database_as_it_was(tmp_path: Path) -> None:
         assert here.manage("migrate", "jobs", "0002").returncode == 0
     kept = sorted((here.home / "backups").iterdir())
     assert len(kept) == 3
-    with sqlite3.connect(here.home / "db.sqlite3") as db:
+    with closing(sqlite3.connect(here.home / "db.sqlite3")) as db:
         db.execute("CREATE TABLE jobs_watchdogevent (in_the_way)")
     failed = here.manage("migrate")
     assert failed.returncode == 1
