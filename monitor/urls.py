@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from django.urls import path, re_path
 
-from monitor import artifact_pages, card_pages, health_page, prometheus, token_pages, views, watchdog_page
+from monitor import (
+    artifact_pages,
+    card_pages,
+    health_page,
+    me_page,
+    prometheus,
+    token_pages,
+    views,
+    watchdog_page,
+)
 
 #: As in `gpus.urls`: old names of MIG instances have slashes.
 UUID = r"(?P<uuid>[A-Za-z0-9-]+(?:/[0-9]+/[0-9]+)?)"
@@ -32,6 +41,7 @@ urlpatterns = [
     re_path(r"^metrics/?$", prometheus.MetricsView.as_view(), name="prometheus"),
     path("health/", health_page.health, name="health-page"),
     path("health/watchdog/", watchdog_page.watchdog, name="watchdog"),
+    path("me/", me_page.me, name="me"),
     path("tokens/", token_pages.tokens, name="token-page"),
     path("tokens/<uuid:id>/revoke/", token_pages.revoke, name="token-revoke"),
     path("new/", views.new, name="new"),

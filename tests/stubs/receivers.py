@@ -89,7 +89,7 @@ class Session(socketserver.StreamRequestHandler):
 
     def answer(self, verb: str, address: str) -> str:
         if verb == "MAIL":
-            self.sender = address.split()[0].strip("<>")
+            self.sender = address.split(maxsplit=1)[0].strip("<>")
         elif verb == "RCPT" and address.startswith("nobody@"):
             return "550 no such user"
         elif verb == "RCPT":
