@@ -7,7 +7,7 @@ class JobsConfig(AppConfig):
 
     def ready(self) -> None:
         from gpus import inventory, owners
-        from jobs import messages, ownership
+        from jobs import checks, messages, ownership  # noqa: F401 - importing `checks` registers them
 
         owners.register(ownership.owners_of, ownership.holds)
         inventory.listeners.append(messages.tell_of_cards)

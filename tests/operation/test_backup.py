@@ -88,7 +88,7 @@ def test_a_job_that_ran_when_it_was_made_goes_on_in_another_home(tmp_path: Path)
         finished = one.submit("rehearsal", steps=2)
         one.wait(finished["id"])
         job = one.submit(
-            "rehearsal", gpu=1, steps=600, seconds_per_step=0.05, checkpoint_every=20, journal=str(path)
+            "rehearsal", gpu=1, steps=4000, seconds_per_step=0.05, checkpoint_every=20, journal=str(path)
         )
         steps_after(path, job["id"], 45)
         made = one.manage("backup", str(tmp_path / "copies" / "b"), "--with-files")
@@ -117,6 +117,7 @@ def test_a_job_that_ran_when_it_was_made_goes_on_in_another_home(tmp_path: Path)
             two.wait(job["id"])
             assert attempt_of(one, job["id"])["work_pid"] == work
             assert one.job(job["id"])["status"] == "running", "the job of the first one was never touched"
+        one.call("POST", f"jobs/{job['id']}/cancel/")
         assert one.wait(job["id"])["attempt"] == 1
 
 
