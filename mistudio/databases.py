@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from django.conf import settings
 from django.db import connection, connections
@@ -135,7 +134,7 @@ def postgresql(tool: str, *words: str) -> None:
     """Run one of PostgreSQL's tools on the configured database; the password goes by the environment alone."""
     if shutil.which(tool) is None:
         raise Missing(f"{tool} is not on the PATH; it comes with PostgreSQL's client programs.")
-    options: dict[str, Any] = settings.DATABASES["default"]
+    options = settings.DATABASES["default"]
     names = {
         "PGHOST": "HOST",
         "PGPORT": "PORT",
@@ -143,7 +142,7 @@ def postgresql(tool: str, *words: str) -> None:
         "PGPASSWORD": "PASSWORD",
         "PGDATABASE": "NAME",
     }
-    env = os.environ | {name: str(options[key]) for name, key in names.items() if options.get(key)}
+    env = os.environ | {name: str(options[key]) for name, key in names.items() if options.get(key)}  # type: ignore[misc]
     command = [tool, *(word or str(options["NAME"]) for word in words)]
     ran = subprocess.run(command, check=False, env=env, capture_output=True, text=True)
     if ran.returncode:
