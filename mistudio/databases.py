@@ -46,9 +46,9 @@ def load(file: Path) -> None:
     if connection.vendor == "sqlite":
         os.replace(file, sqlite_file())
     else:
-        postgresql(
-            "pg_restore", "--clean", "--if-exists", "--no-owner", "--single-transaction", "-d", "", str(file)
-        )
+        name = str(settings.DATABASES["default"]["NAME"])
+        clean = ("--clean", "--if-exists", "--no-owner", "--single-transaction")
+        postgresql("pg_restore", *clean, "--dbname", name, str(file))
 
 
 # SQLite -------------------------------------------------------------------------------------------------
@@ -143,7 +143,6 @@ def postgresql(tool: str, *words: str) -> None:
         "PGDATABASE": "NAME",
     }
     env = os.environ | {name: str(options[key]) for name, key in names.items() if options.get(key)}  # type: ignore[misc]
-    command = [tool, *(word or str(options["NAME"]) for word in words)]
-    ran = subprocess.run(command, check=False, env=env, capture_output=True, text=True)
+    ran = subprocess.run([tool, *words], check=False, env=env, capture_output=True, text=True)
     if ran.returncode:
         raise Damaged(f"{tool} ended with status {ran.returncode}: {ran.stderr.strip()[-2000:]}")

@@ -101,5 +101,7 @@ def test_every_page_and_the_api_say_so(alice: User, staff: User, living_host: Ho
             "by staff (new power supply): no job starts on alpha until it ends"
             in browser.get(page).content.decode()
         )
+    make_card(living_host, 0)
+    assert "Takes no job during the maintenance" in browser.get("/").content.decode()
     (host,) = client_of(alice).get("/api/v1/system/all").json()["hosts"]
     assert "new power supply" in host["maintenance"]
