@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.test_postgres import cluster, pytestmark as where_it_is  # noqa: F401 (a fixture)
+from tests.jobs.test_postgres import cluster  # noqa: F401 (a fixture)
+from tests.jobs.test_postgres import pytestmark as where_it_is
 from tests.system import System
 
 pytestmark = [pytest.mark.slow, *where_it_is]
