@@ -13,7 +13,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from gpus import agent_client
-from gpus.models import Gpu, Host, within
+from gpus.models import Gpu, Host, Maintenance, within
 from gpus.readings import is_split
 from gpus.timing import PROCESS_LIST_SECONDS, scaled
 from jobs.memory import CardMemory, card_memory, still_to_take
@@ -21,7 +21,7 @@ from jobs.models import Job, Lease, WatchdogEvent
 from jobs.ownership import LATELY_SECONDS, Known, known_members, owners_among
 
 #: A card that is closed for one of these may open by itself; the others need a person.
-PASSING = ("host_lost", "stale", "quarantined", "worker_silent", "driver")
+PASSING = ("host_lost", "stale", "quarantined", "worker_silent", "driver", "maintenance")
 #: On the CPU, too, a long job keeps nobody from a short question.
 CPU_INTERACTIVE = 1
 
@@ -117,6 +117,7 @@ class Board:
         self.slots: dict[str, Slots] = {}
         self.closed: dict[str, Closed] = {}
         self.kept: dict[str, Job] = {}
+        self.maintenances = list(Maintenance.in_force())
         self._add_resources(self._leases())
         self._reserve_host_memory()
 
@@ -153,8 +154,13 @@ class Board:
 
     def _add(self, slots: Slots) -> None:
         self.slots[slots.resource] = slots
-        if reason := closed_because(slots):
+        if reason := self._maintained(slots.host) or closed_because(slots):
             self.closed[slots.resource] = reason
+
+    def _maintained(self, host: Host) -> Closed | None:
+        """Before anything else: in a maintenance no card is given, and none is refused for what is done to it."""
+        told = [one.sentence for one in self.maintenances if one.host_id in (None, host.pk)]
+        return Closed("maintenance", told[0]) if told else None
 
     def cards(self) -> list[Slots]:
         return [s for s in self.slots.values() if s.gpu is not None]

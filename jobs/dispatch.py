@@ -19,7 +19,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
-from gpus.models import Gpu, Host
+from gpus.models import Gpu, Host, Maintenance
 from jobs import events, faults, limits, lines, readiness, tasks, waits
 from jobs.board import Board, Slots
 from jobs.exceptions import JobRejected
@@ -184,7 +184,7 @@ def _grant(job: Job, plan: list[Slots]) -> Attempt | None:
         return None
     picked = {s.resource: _lock_and_pick(job, s) for s in sorted(plan, key=lambda s: s.resource)}
     slots = {resource: slot for resource, slot in picked.items() if slot is not None}
-    if len(slots) < len(plan):
+    if len(slots) < len(plan) or Maintenance.of(plan[0].host):  # under the locks that its begin takes, too
         return None
     uuids = [s.gpu.uuid for s in plan if s.gpu is not None]
     host, number = plan[0].host, job.attempt + 1

@@ -25,7 +25,7 @@ ORDER = ("-priority", "queued_at")
 #: So far down a line an expected start is told, from what is known of those before.
 TOLD = 50
 #: Reasons whose details speak of cards, and of other jobs by their names alone.
-OF_CARDS = ("lease", "memory", "kept", "card", "driver", "host", "slot")
+OF_CARDS = ("lease", "memory", "kept", "card", "driver", "host", "slot", "maintenance")
 
 
 @dataclass(frozen=True)

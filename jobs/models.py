@@ -23,7 +23,7 @@ from django.db.models.fields.json import KT
 from django.db.models.functions import Cast, Concat
 from django.utils import timezone
 
-from jobs import registry
+from jobs import messages, registry
 
 
 def uuid7() -> uuid.UUID:
@@ -187,13 +187,14 @@ class Job(models.Model):
             values |= {"finished_at": timezone.now(), "waiting_for": None}
         if to != Status.RUNNING:
             values["stalled"] = False
-        moved = Job.objects.filter(pk=self.pk, status__in=list(sources), attempt=self.attempt).update(
-            status=to, **values
-        )
-        if moved:
-            self.status = to
-            for name, value in values.items():
-                setattr(self, name, value)
+        here = Job.objects.filter(pk=self.pk, status__in=list(sources), attempt=self.attempt)
+        with transaction.atomic():
+            moved = here.update(status=to, **values)
+            if moved:
+                self.status = to
+                for name, value in values.items():
+                    setattr(self, name, value)
+                messages.tell_of(self)  # written with the state: neither is there without the other
         return bool(moved)
 
     def update_fenced(self, **values: Any) -> bool:
@@ -426,6 +427,55 @@ class JobEvent(models.Model):
 
     def __str__(self) -> str:
         return f"{self.event} {self.detail}"
+
+
+class Message(models.Model):
+    """Something to tell the outside, written in the transaction of what it tells.
+
+    due ─delivered─▶ sent; ─refused─▶ due later, less and less often; after a day ▶ given up
+    """
+
+    class Channel(models.TextChoices):
+        WEBHOOK = "webhook"
+        EMAIL = "email"
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    channel = models.CharField(max_length=10, choices=Channel.choices)
+    event = models.CharField(max_length=40)
+    address = models.EmailField(blank=True, help_text="Of a mail")
+    payload = models.JSONField()
+    created_at = models.DateTimeField(default=timezone.now)
+    due_at = models.DateTimeField(null=True, default=timezone.now, help_text="Empty: nothing is to be done")
+    tries = models.PositiveIntegerField(default=0)
+    last_error = models.TextField(blank=True)
+    sent_at = models.DateTimeField(null=True)
+    given_up_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["created_at"]
+        indexes = [
+            models.Index(fields=["due_at"], name="messages_to_send", condition=Q(due_at__isnull=False))
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.event} by {self.channel}"
+
+
+class MailChoice(models.Model):
+    """When somebody wants a mail about the end of a job; without a row: when it failed."""
+
+    class When(models.TextChoices):
+        FAILURE = "failure", "when a job fails, is refused or held"
+        ALWAYS = "always", "at every end of a job"
+        NEVER = "never", "never"
+
+    user = models.OneToOneField(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="mail_choice"
+    )
+    when = models.CharField(max_length=10, choices=When.choices, default=When.FAILURE)
+
+    def __str__(self) -> str:
+        return f"{self.user}: {self.when}"
 
 
 class WatchdogEvent(models.Model):

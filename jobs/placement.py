@@ -73,8 +73,13 @@ def place_on_cpu(job: Job, board: Board) -> list[Slots] | Wait:
             return [slots]
     if free:
         return Wait("memory", f"{free[0].host} has too little free memory now")
-    closed = [board.closed[s.resource].detail for s in resources if s.resource in board.closed]
-    return Wait("host", closed[0]) if closed else Wait("slot", "all CPU slots are taken")
+    closed = [board.closed[s.resource] for s in resources if s.resource in board.closed]
+    return waits_for(closed[0], "host") if closed else Wait("slot", "all CPU slots are taken")
+
+
+def waits_for(closed: Closed, otherwise: str, gpu_uuid: str | None = None) -> Wait:
+    reason = closed.word if closed.word in ("driver", "maintenance") else otherwise
+    return Wait(reason, closed.detail, gpu_uuid)
 
 
 def has_cpu_slot(slots: Slots, job_class: str, whole: bool) -> bool:
@@ -123,7 +128,7 @@ def blocked(job: Job, slots: Slots, board: Board) -> Wait | None:
     assert slots.gpu is not None
     uuid, index, need = slots.gpu.uuid, slots.gpu.index, need_bytes(job)
     if closed := board.closed.get(slots.resource):
-        return Wait("driver" if closed.word == "driver" else "card", closed.detail, gpu_uuid=uuid)
+        return waits_for(closed, "card", uuid)
     if handed_back(job, slots):
         return Wait("memory", f"card {index} was fuller than its reading said", gpu_uuid=uuid)
     if slots.free_slot(job_class(job)) is None:
@@ -198,8 +203,8 @@ def place_auto(job: Job, board: Board) -> list[Slots] | Wait:
 
 def soonest(waits: list[Wait]) -> Wait:
     """The wait of the card that may come first: behind a job before anything else."""
-    order = {"lease": 0, "memory": 1, "driver": 2, "card": 3}
-    first = min(waits, key=lambda w: (order.get(w.reason, 4), w.eta_seconds is None, w.eta_seconds or 0))
+    order = {"lease": 0, "memory": 1, "maintenance": 2, "driver": 3, "card": 4}
+    first = min(waits, key=lambda w: (order.get(w.reason, 5), w.eta_seconds is None, w.eta_seconds or 0))
     return Wait(first.reason, first.detail, None, first.job_id, first.eta_seconds)
 
 

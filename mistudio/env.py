@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import SplitResult, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -70,6 +71,21 @@ def choice(name: str, options: tuple[str, ...], default: str) -> str:
         return raw
 
     return parsed(name, parse, default, "one of " + ", ".join(options))
+
+
+def url(name: str, schemes: tuple[str, ...], expects: str) -> SplitResult | None:
+    """An address with a host; `None` when unset. It may hold a secret, so that the refusal does not repeat it."""
+    raw = text(name)
+    if not raw:
+        return None
+    try:
+        parts = urlsplit(raw)
+        good = parts.scheme in schemes and parts.hostname and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise ImproperlyConfigured(f"{name}: expected {expects}.")
+    return parts
 
 
 def folder(name: str, default: Path) -> Path:

@@ -77,6 +77,18 @@ if MISTUDIO_PUBLIC_URL:
     ALLOWED_HOSTS.append(_public.hostname)
     CSRF_TRUSTED_ORIGINS = [f"{_public.scheme}://{_public.netloc}"]
 
+# Messages to people ----------------------------------------------------------------------------------
+MISTUDIO_WEBHOOK_URL = env.url("MISTUDIO_WEBHOOK_URL", ("http", "https"), "https://host[:port]/path")
+MISTUDIO_WEBHOOK_SECRET = env.text("MISTUDIO_WEBHOOK_SECRET")
+MISTUDIO_EMAIL_URL = env.url(
+    "MISTUDIO_EMAIL_URL",
+    ("smtp", "smtp+tls", "smtps"),
+    "smtp://, smtp+tls:// or smtps:// and [user:password@]host[:port]",
+)
+MISTUDIO_EMAIL_FROM = env.text("MISTUDIO_EMAIL_FROM")
+if MISTUDIO_EMAIL_URL and "@" not in MISTUDIO_EMAIL_FROM:
+    raise ImproperlyConfigured("MISTUDIO_EMAIL_FROM: expected the address that mails come from.")
+
 INSTALLED_APPS = [
     "django.contrib.admin",
     "django.contrib.auth",

@@ -9,7 +9,7 @@ from typing import Any
 from django.contrib.auth.models import User
 
 from gpus import owners, shapes
-from gpus.models import Gpu, Host
+from gpus.models import Gpu, Host, Maintenance
 from jobs import lines, ownership
 from jobs.models import ACTIVE, Job, Status
 from jobs.serializers import may_see
@@ -81,7 +81,7 @@ def card_of(gpu: Gpu, hold: owners.Hold, active: dict[str, Job], judge: Judge) -
         "lists": gpu.processes_at is not None,
         "trouble": info["health"] in words.TROUBLE,
         "state": words.state_of_card(info, outside),
-        "says": words.card_says(gpu, info, outside),
+        "says": words.card_says(gpu, info, outside, bool(judge.maintained & {None, gpu.host_id})),
     }
 
 
@@ -91,10 +91,11 @@ def active_jobs() -> dict[str, Job]:
 
 
 class Judge:
-    """Whose the processes are; asks once per host what is known there, however many cards it has."""
+    """Whose the processes are, and which hosts are maintained; asks once per host, however many cards it has."""
 
     def __init__(self) -> None:
         self.known: dict[str, ownership.Known] = {}
+        self.maintained = set(Maintenance.in_force().values_list("host", flat=True))  # None: all of them
 
     def processes_of(self, gpu: Gpu) -> list[shapes.Process]:
         if not gpu.processes:

@@ -36,6 +36,16 @@ def make_link(base_url: str, user: AbstractBaseUser | None = None, next: str = "
     return f"{base_url.rstrip('/')}{reverse('signin-link')}?{urlencode({'key': signer.sign(key)})}"
 
 
+def base_url() -> str:
+    """Where people reach this installation, as far as it is known here."""
+    if settings.MISTUDIO_PUBLIC_URL:
+        return settings.MISTUDIO_PUBLIC_URL
+    try:
+        return json.loads((settings.MISTUDIO_HOME / "run" / "ready.json").read_text())["url"]
+    except (FileNotFoundError, ValueError, KeyError):
+        return "http://127.0.0.1:8000"
+
+
 def key_of(signed: str) -> str:
     """The key inside; the empty one, which opens nothing, when it was not signed here or is too old."""
     try:

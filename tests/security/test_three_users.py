@@ -124,6 +124,7 @@ PLACES: dict[str, dict[str, Place]] = {
     "/artifacts/{artifact_id}/delete": PRESS,
     "/health": {"GET": Place(REDUCED)},
     "/health/watchdog": SEE,
+    "/me": {"GET": Place(USERS), "POST": Place(USERS)},
     "/tokens": {"GET": Place(REDUCED), "POST": Place(USERS)},
     "/tokens/{id}/revoke": {"POST": Place(SELF)},
     "/new": SEE,

@@ -23,7 +23,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from gpus.backends import driver_present
 from mistudio import home
-from mistudio.management.commands.up import take_lock
+from mistudio.home import take_lock
 from monitor.lines import progress_line
 
 MODEL_NAME = "smollm2-135m-instruct"

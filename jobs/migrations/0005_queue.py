@@ -12,7 +12,7 @@ class Migration(migrations.Migration):
 
     dependencies = [
         ('gpus', '0003_history'),
-        ('jobs', '0003_watchdog'),
+        ('jobs', '0004_engine'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
