@@ -95,13 +95,3 @@ class SignIn(LoginView):
 
 class SignOut(LogoutView):
     """POST only: a link on a stranger's page must not sign anybody out."""
-
-
-def base_url() -> str:
-    """Where people find the pages: MISTUDIO_PUBLIC_URL, else where `up` serves."""
-    if settings.MISTUDIO_PUBLIC_URL:
-        return settings.MISTUDIO_PUBLIC_URL
-    try:
-        return json.loads((settings.MISTUDIO_HOME / "run" / "ready.json").read_text())["url"]
-    except (FileNotFoundError, ValueError, KeyError):
-        return "http://127.0.0.1:8000"

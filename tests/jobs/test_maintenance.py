@@ -6,7 +6,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from gpus.models import Gpu, Host, Maintenance
-from jobs import dispatch, endings, maintenance
+from jobs import dispatch, losses, maintenance, requeue
 from jobs.board import Board
 from jobs.models import Job, Lease, Outcome, Status
 from tests.conftest import client_of, make_card
@@ -81,13 +81,13 @@ def test_what_it_paused_goes_on_and_nothing_else(running: Job, alice: User, staf
 
 
 def test_losses_during_it_do_not_count(running: Job, staff: User) -> None:  # noqa: F811
-    here, mark = attempt_of(running), endings.progress_mark(running)
-    before = {"host": here.host, "outcome": Outcome.LOST, "boot_id": here.boot_id, "start_checkpoint": mark}
-    for number in range(endings.MAX_LOST):
+    here, mark = attempt_of(running), losses.progress_mark(running)
+    before = {"host": here.host, "outcome": Outcome.LOST, "boot_id": here.boot_id, "start_checkpoint": mark, "counted": True}
+    for number in range(losses.MAX_LOST):
         running.attempts.create(number=10 + number, **before)
     running.attempts.update(start_checkpoint=mark)
     maintenance.begin(None, staff)
-    endings.lost(running, attempt_of(running), "the work was ended by SIGKILL")
+    requeue.lost(running, attempt_of(running), "the work was ended by SIGKILL")
     running.refresh_from_db()
     assert running.status == Status.QUEUED
 
