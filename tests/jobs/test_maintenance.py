@@ -82,7 +82,8 @@ def test_what_it_paused_goes_on_and_nothing_else(running: Job, alice: User, staf
 
 def test_losses_during_it_do_not_count(running: Job, staff: User) -> None:  # noqa: F811
     here, mark = attempt_of(running), losses.progress_mark(running)
-    before = {"host": here.host, "outcome": Outcome.LOST, "boot_id": here.boot_id, "start_checkpoint": mark, "counted": True}
+    before = {"host": here.host, "outcome": Outcome.LOST, "boot_id": here.boot_id}
+    before |= {"start_checkpoint": mark, "counted": True}
     for number in range(losses.MAX_LOST):
         running.attempts.create(number=10 + number, **before)
     running.attempts.update(start_checkpoint=mark)
