@@ -82,7 +82,7 @@ def complete(job: Job, attempt: Attempt) -> bool:
         if not job.move(ACTIVE, end.status, **values):
             return False
         _make_artifacts(job, end)
-        close(attempt, Outcome.ENDED)
+        close(attempt, Outcome.ENDED, "" if end.status == Status.SUCCEEDED else end.error or end.status)
         _tell(job, end.status, end.error)
     faults.point("final")
     shutil.rmtree(paths.staging(job, attempt.number), ignore_errors=True)
