@@ -89,7 +89,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         question = asked(system, journal)
         for job in held:
             assert system.wait(job, timeout=300)["status"] == "succeeded"
-        yield {"began": began, "question": question, "notes": notes(journal), "leases": leases(system)}
+        yield {"began": began, "question": question, "notes": notes(journal), "leases": leases(system, began)}
 
 
 def submitted(system: System, wish: Wish, journal: Path) -> str:
@@ -116,13 +116,13 @@ def notes(journal: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in journal.read_text().splitlines()]
 
 
-def leases(system: System) -> dict[str, list[tuple[float, float]]]:
+def leases(system: System, since: float) -> dict[str, list[tuple[float, float]]]:
     """By card, when its batch leases began and ended."""
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     rows = system.rows(
         "SELECT resource, created_at, ended_at FROM jobs_lease WHERE job_class = 'batch' ORDER BY created_at"
     )
-    for card, created, ended in rows:
+    for card, created, ended in (row for row in rows if moment(row[1]) > since):
         found[card].append((moment(created), moment(ended) if ended else time.time()))
     return found
 
