@@ -1,4 +1,4 @@
-"""Pictures of sweeps, chains and the morning after: real trainings of one small model, two of them broken on purpose."""
+"""Pictures of sweeps, chains and the morning after: real trainings of one small model, and a chain that breaks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from gpus.models import Gpu, GpuEvent
 from monitor.models import Visit
 Visit.objects.update(seen_at=timezone.now() - timedelta(hours=9))
 card = Gpu.objects.select_related("host").order_by("index").last()
-GpuEvent.objects.create(host=card.host, uuid=card.uuid, event="lost", detail="GPU is lost", at=timezone.now() - timedelta(hours=3))
+at = timezone.now() - timedelta(hours=3)
+GpuEvent.objects.create(host=card.host, uuid=card.uuid, event="lost", detail="GPU is lost", at=at)
 """
 
 
@@ -50,7 +51,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 
 
 @pytest.fixture(scope="module")
-def night(system: System) -> Iterator[Night]:
+def night(system: System) -> Night:
     kinds = {kind["name"]: kind["example"] for kind in system.get("job-kinds/")}
     for kind in ("model_download", "activation_extraction"):
         job = system.submit(kind, gpu=2, **kinds[kind])
@@ -63,7 +64,7 @@ def night(system: System) -> Iterator[Night]:
     system.wait(chain["held"], "held")
     for job in group["jobs"]:
         system.wait(job["id"], timeout=240)
-    yield Night(system, group, chain)
+    return Night(system, group, chain)
 
 
 def test_a_group_of_trainings(open_page: OpenPage, night: Night, shoot: Shoot) -> None:
@@ -122,9 +123,10 @@ def test_a_form_with_several_values(open_page: OpenPage, night: Night, shoot: Sh
 def test_toasts(open_page: OpenPage, night: Night, shoot: Shoot) -> None:
     page = open_page("/artifacts/")
     expect(page.locator(".live")).to_have_attribute("data-state", "live")
-    night.system.submit("rehearsal", name="a good one", steps=1)
-    night.system.submit("rehearsal", name="a bad one", steps=2, fail_at=1)
-    expect(page.locator(".toast")).to_have_count(2)
-    page.locator(".toast").first.hover()
+    good = night.system.submit("rehearsal", name="a good one", steps=1)
+    bad = night.system.submit("rehearsal", name="a bad one", steps=2, fail_at=1)
+    for job in (good, bad):
+        expect(page.locator(".toast", has=page.locator(f"[href='/jobs/{job['id']}/']"))).to_be_visible()
+        page.locator(".toast").last.hover()
     assert re.search("failed: error|succeeded", page.locator(".toasts").inner_text())
     shoot(page, "toasts", whole=False)
