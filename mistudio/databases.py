@@ -6,7 +6,7 @@ import os
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -134,7 +134,7 @@ def postgresql(tool: str, *words: str) -> None:
     """Run one of PostgreSQL's tools on the configured database; the password goes by the environment alone."""
     if shutil.which(tool) is None:
         raise Missing(f"{tool} is not on the PATH; it comes with PostgreSQL's client programs.")
-    options = settings.DATABASES["default"]
+    options: Mapping[str, object] = settings.DATABASES["default"]
     names = {
         "PGHOST": "HOST",
         "PGPORT": "PORT",
@@ -142,7 +142,7 @@ def postgresql(tool: str, *words: str) -> None:
         "PGPASSWORD": "PASSWORD",
         "PGDATABASE": "NAME",
     }
-    env = os.environ | {name: str(options[key]) for name, key in names.items() if options.get(key)}  # type: ignore[misc]
+    env = os.environ | {name: str(options[key]) for name, key in names.items() if options.get(key)}
     ran = subprocess.run([tool, *words], check=False, env=env, capture_output=True, text=True)
     if ran.returncode:
         raise Damaged(f"{tool} ended with status {ran.returncode}: {ran.stderr.strip()[-2000:]}")

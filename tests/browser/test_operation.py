@@ -15,11 +15,13 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 def test_a_maintenance_is_said_on_every_page(open_page: OpenPage, system: System, shoot: Shoot) -> None:
+    page = open_page("/")
     assert system.manage("maintenance", "begin", "--note", "a new driver for all cards").returncode == 0
     try:
         job = system.submit("rehearsal", name="waits for the driver")
-        page = open_page("/")
-        expect(page.locator("main")).to_contain_text("a new driver for all cards")
+        expect(page.locator("[data-part=maintenance]")).to_contain_text(
+            "a new driver for all cards", timeout=15_000
+        )
         expect(page.locator("[data-part=queue]")).to_contain_text("maintenance since")
         shoot(page, "maintenance")
         page = open_page(f"/jobs/{job['id']}/")

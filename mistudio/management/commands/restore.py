@@ -9,7 +9,9 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
+from jobs import paths
 from jobs.maintenance import running
+from jobs.models import Artifact
 from mistudio import databases, home, restore
 from mistudio.telling import Progress
 
@@ -32,6 +34,9 @@ class Command(BaseCommand):
             except (restore.Refused, databases.Damaged, databases.Missing, OSError) as error:
                 raise CommandError(str(error)) from error
         line.done(f"Restored from {source}. What was here before is in {aside}: remove it when all is well.")
+        missing = sum(not paths.artifact_folder(artifact).is_dir() for artifact in Artifact.objects.all())
+        if missing:
+            self.stdout.write(f"{missing} artifacts have no files here: the backup was made without them.")
         if count := running().count():
             self.stdout.write(
                 f"{count} jobs ran then; they are queued again from their checkpoints at the next start."
