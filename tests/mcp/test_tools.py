@@ -182,6 +182,17 @@ def test_a_named_card_is_the_one_of_the_row(alice: User, three_cards: list[Gpu])
     assert other.outcome == "conflict"
 
 
+def test_a_sweep_is_a_group(alice: User, three_cards: list[Gpu]) -> None:
+    me = caller(alice)
+    group = calls.call(me, "submit_rehearsal", {"steps": [1, 2], "gpu": 1}).data
+    assert [job["gpu_request"] for job in group["jobs"]] == [three_cards[1].uuid] * 2
+    assert "params" not in group["jobs"][0]
+    assert ask(me, "get_group", id=group["group_id"]).data["states"] == {"queued": 2}
+    assert ask(me, "cancel_group", id=group["group_id"]).data["states"] == {"cancelled": 2}
+    assert ask(me, "cancel_group", id=group["group_id"]).outcome == "conflict"
+    assert ToolCall.objects.get().job_id is None
+
+
 def test_a_verb_moves_the_job_or_says_why_not(alice: User, three_cards: list[Gpu]) -> None:
     me = caller(alice)
     job = ask(me, "submit_rehearsal").data["id"]
