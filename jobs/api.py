@@ -12,7 +12,12 @@ from django.http import HttpResponse
 from django.shortcuts import get_object_or_404
 from django_filters import rest_framework as filters
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, extend_schema, inline_serializer
+from drf_spectacular.utils import (
+    OpenApiParameter,
+    PolymorphicProxySerializer,
+    extend_schema,
+    inline_serializer,
+)
 from rest_framework import generics, serializers
 from rest_framework.filters import OrderingFilter
 from rest_framework.request import Request
@@ -20,16 +25,19 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from gpus.rest import ApiError
-from jobs import files, fit, logs, paths, registry, schema, shelf, submit, verbs
+from jobs import files, fit, groups, logs, paths, registry, schema, shelf, submit, templates, verbs
 from jobs.artifacts import visible
 from jobs.exceptions import Conflict
 from jobs.kind import JobKind
-from jobs.models import Artifact, Job, JobMetric
+from jobs.models import Artifact, Job, JobGroup, JobMetric, JobTemplate
+from jobs.people import Person
 from jobs.serializers import (
     ArtifactSerializer,
     AttemptSerializer,
+    GroupSerializer,
     JobEventSerializer,
     JobSerializer,
+    TemplateSerializer,
     may_see,
 )
 
@@ -99,11 +107,24 @@ class SubmitJob(APIView):
 
     def post(self, request: Request) -> Response:
         try:
-            job, new = submit.submit_once(request.user, self.kind, request.data)  # type: ignore[arg-type]  # a list is refused there
+            shown, new = submitted(request.user, self.kind, request.data)
         except Conflict as conflict:
             raise ApiError(409, "conflict", str(conflict)) from None
-        shown = JobSerializer(jobs().get(pk=job.pk), context={"user": request.user})
-        return Response(shown.data, status=201 if new else 200)
+        return Response(shown, status=201 if new else 200)
+
+
+def submitted(user: Person, kind_name: str, data: Any) -> tuple[dict[str, Any], bool]:
+    """The job, or the group where a parameter is swept, as it is shown; and whether it is new."""
+    if groups.swept(submit.get_kind(kind_name), data):
+        group, new = groups.submit_once(user, kind_name, data)
+        return shown_group(group, user), new
+    job, new = submit.submit_once(user, kind_name, data)
+    return dict(JobSerializer(jobs().get(pk=job.pk), context={"user": user}).data), new
+
+
+def shown_group(group: JobGroup, user: Person) -> dict[str, Any]:
+    found = list(groups.members(group, jobs()))
+    return dict(GroupSerializer(group, context={"user": user, "members": found}).data)
 
 
 class UnknownKind(APIView):
@@ -122,6 +143,8 @@ class Verb(OneJob):
 
     scope = "control"
     name = ""
+    #: What the body may hold.
+    fields: type[serializers.Serializer[Any]] = serializers.Serializer
 
     @extend_schema(request=None, responses={202: JobSerializer})
     def post(self, request: Request, id: str) -> Response:
@@ -143,12 +166,16 @@ def refuse_unknown(body: dict[str, Any], fields: serializers.Serializer[Any], wh
         raise serializers.ValidationError({name: [sentence] for name in sorted(unknown)})
 
 
+SAME_CARD = "auto, an index of gpu-list, or a card's UUID; without it the card of the last attempt."
+
+
 class ResumeFields(serializers.Serializer[Any]):
-    gpu = serializers.JSONField(required=False, allow_null=True)
+    gpu = serializers.JSONField(required=False, allow_null=True, help_text=SAME_CARD)
 
 
 class Resume(Verb):
     name = "resume"
+    fields = ResumeFields
 
     @extend_schema(request=ResumeFields, responses={202: JobSerializer})
     def post(self, request: Request, id: str) -> Response:
@@ -160,17 +187,20 @@ class Resume(Verb):
 
 
 class RetryFields(serializers.Serializer[Any]):
-    gpu = serializers.JSONField(required=False, allow_null=True)
-    params = serializers.DictField(required=False)
+    gpu = serializers.JSONField(required=False, allow_null=True, help_text=SAME_CARD)
+    params = serializers.DictField(required=False, help_text="Parameters that are to be others this time.")
 
 
-RetryFields._declared_fields["from"] = serializers.ChoiceField(["checkpoint", "start"], required=False)
+RetryFields._declared_fields["from"] = serializers.ChoiceField(
+    ["checkpoint", "start"], required=False, help_text="checkpoint where there is one, unless said otherwise."
+)
 
 
 class Retry(Verb):
     """A new job on the same card (or `gpu`), from the checkpoint where there is one."""
 
     name = "retry"
+    fields = RetryFields
 
     @extend_schema(request=RetryFields, responses={202: JobSerializer})
     def post(self, request: Request, id: str) -> Response:
@@ -317,6 +347,14 @@ class KindDetail(APIView):
         return Response(schema.describe(kind, submit.get_kind(kind)))
 
 
+def answer_of(kind: JobKind) -> Any:
+    """A job; of a kind that can sweep, a job or a group."""
+    if not kind.sweep:
+        return JobSerializer
+    both: list[Any] = [JobSerializer, GroupSerializer]
+    return PolymorphicProxySerializer("JobOrGroup", both, resource_type_field_name=None)
+
+
 def submit_view(name: str, kind: JobKind) -> type[SubmitJob]:
     """The submit view of one kind, with its parameters in the schema."""
 
@@ -329,9 +367,86 @@ def submit_view(name: str, kind: JobKind) -> type[SubmitJob]:
         summary=kind.label,
         description=kind.description,
         request=schema.request_serializer(name, kind),
-        responses={201: JobSerializer, 200: JobSerializer},
+        responses=dict.fromkeys((201, 200), answer_of(kind)),
     )
     return type(f"Submit{schema.camel(name)}", (SubmitJob,), {"kind": name, "post": documented(post)})
+
+
+# Groups and templates ---------------------------------------------------------------------------------
+
+
+class OneGroup(APIView):
+    """A sweep with its jobs; for others than its owner and staff there is no such group."""
+
+    scope = "read"
+
+    def group(self) -> JobGroup:
+        group = get_object_or_404(JobGroup.objects.select_related("owner"), pk=self.kwargs["id"])
+        if not may_see(group, self.request.user):
+            raise ApiError(404, "not_found", "There is no such group of yours.")
+        return group
+
+    @extend_schema(responses=GroupSerializer)
+    def get(self, request: Request, id: str) -> Response:
+        return Response(shown_group(self.group(), request.user))
+
+
+class GroupCancel(OneGroup):
+    """End every job of the group that has not ended: 202 with the group, or 409 when all have."""
+
+    scope = "control"
+    http_method_names = ["post", "options"]
+
+    @extend_schema(request=None, responses={202: GroupSerializer})
+    def post(self, request: Request, id: str) -> Response:
+        group = self.group()
+        try:
+            groups.cancel(group, request.user)
+        except Conflict as conflict:
+            raise ApiError(409, "conflict", str(conflict)) from None
+        return Response(shown_group(group, request.user), status=202)
+
+
+class Templates(generics.ListCreateAPIView[JobTemplate]):
+    """One's own and shared templates; POST keeps parameters (or those of a `job`) under a name."""
+
+    serializer_class = TemplateSerializer
+    filterset_fields = ["kind", "shared"]
+    queryset = JobTemplate.objects.none()
+
+    @property
+    def scope(self) -> str:
+        return "submit" if self.request.method == "POST" else "read"
+
+    def get_queryset(self) -> QuerySet[JobTemplate]:
+        return templates.visible(self.request.user)
+
+    def perform_create(self, serializer: Any) -> None:
+        asked, user = serializer.validated_data, self.request.user
+        kind, params = asked.get("kind", ""), asked.get("params", {})
+        if "job" in asked:
+            kind, params = taken_from(asked["job"], user)
+        serializer.instance = templates.save(
+            user, kind, asked["name"], params, shared=asked.get("shared", False)
+        )
+
+
+def taken_from(job_id: Any, user: Person) -> tuple[str, dict[str, Any]]:
+    job = Job.objects.filter(pk=job_id).first()
+    if job is None or not may_see(job, user):
+        raise serializers.ValidationError({"job": [f"No job {job_id} of yours."]})
+    return job.kind, templates.params_of(job)
+
+
+class TemplateDetail(generics.DestroyAPIView[JobTemplate]):
+    """DELETE, for its owner and staff."""
+
+    scope = "control"
+    lookup_url_kwarg = "id"
+    serializer_class = TemplateSerializer
+
+    def get_queryset(self) -> QuerySet[JobTemplate]:
+        return templates.changeable(self.request.user)
 
 
 # Artifacts --------------------------------------------------------------------------------------------

@@ -109,11 +109,12 @@ def _only(candidates: QuerySet[Artifact]) -> Artifact | None:
 
 
 def _job(identity: str, types: tuple[str, ...], user: Person, parameter: str) -> Resolved:
-    from jobs import registry
+    from jobs import chains, registry
 
     job = _visible_job(identity, user)
     if job is None:
         raise serializers.ValidationError(f"No job {identity} of yours.")
+    job = chains.newest(job)
     made = registry.get(job.kind).makes
     if not set(types) & set(made):
         raise serializers.ValidationError(f"Job {job} makes {' and '.join(made)}, not {' or '.join(types)}.")

@@ -17,6 +17,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from django.conf import settings
 from django.db import connections
 from django.utils import timezone
 from setproctitle import setproctitle
@@ -99,6 +100,7 @@ class Keeper:
 
     def __init__(self, attempt: Attempt) -> None:
         self.attempt, self.job = attempt, attempt.job
+        self.on_host = self.job.simulated or not attempt.gpu_uuids or settings.MISTUDIO_TORCH_DEVICE == "cpu"
         self.work: Process | None = None
         self.work_handle = -1
         self.exit_status: int | None = None
@@ -310,18 +312,22 @@ class Keeper:
             heartbeat_at=timezone.now(),
             members=self.attempt.members,
             seen_ticks=seen_ticks,
-            peak_memory_bytes=self.peak_bytes or None,
             ran_seconds=self.ran(),
             silent_seconds=contact.silence(others),
+            **self.peak(),
         )
         self.contact.made(asked_at, others)
         observed = self.observed if self.job.simulated else None
         self.attempt.leases.filter(ended_at=None).update(observed_bytes=observed)
 
+    def peak(self) -> dict[str, int | None]:
+        """What to write of the peak; on a real card it is the work that knows it (`jobs.peaks`)."""
+        return {"peak_memory_bytes": self.peak_bytes or None} if self.on_host else {}
+
     def sample_memory(self) -> None:
         """The peak so far. The kernel walks the work's page tables for it (30 ms per GB, in which the work
         cannot map memory), so it is asked at most for 1 % of the time."""
-        if self.work is None or time.monotonic() < self.sample_at:
+        if self.work is None or not self.on_host or time.monotonic() < self.sample_at:
             return
         began = time.monotonic()
         self.observed = procfs.private_bytes(self.work.pid)
@@ -355,14 +361,15 @@ class Keeper:
             endings.fail(self.job, self.attempt, *endings.reason_of_end(error))
 
     def _note_exit(self) -> None:
-        Job.objects.filter(pk=self.job.pk, attempt=self.attempt.number).update(
-            peak_memory_bytes=self.peak_bytes or None
-        )
-        Attempt.objects.filter(pk=self.attempt.pk).update(
+        ours = Attempt.objects.filter(pk=self.attempt.pk)
+        ours.update(
             exit_status=self.exit_status,
-            peak_memory_bytes=self.peak_bytes or None,
             heartbeat_at=timezone.now(),
             ran_seconds=self.ran(),
+            **self.peak(),
+        )
+        Job.objects.filter(pk=self.job.pk, attempt=self.attempt.number).update(
+            peak_memory_bytes=ours.values_list("peak_memory_bytes", flat=True).get()
         )
 
     def _settle(self) -> None:

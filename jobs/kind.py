@@ -40,12 +40,22 @@ class Estimate:
     breakdown: Mapping[str, int] = field(default_factory=dict)
     disk_bytes: int | None = None
     seconds: float | None = None
-    basis: str = "formula"
+    basis: str = "formula"  # or `measured on N jobs` (`jobs.experience`)
+    work: float | None = (
+        None  # how much there is to do, in any unit of the kind's own that its seconds grow with
+    )
 
     @classmethod
-    def of(cls, parts: Mapping[str, int], *, disk_bytes: int = 0, seconds: float | None = None) -> Estimate:
+    def of(
+        cls,
+        parts: Mapping[str, int],
+        *,
+        disk_bytes: int = 0,
+        seconds: float | None = None,
+        work: float | None = None,
+    ) -> Estimate:
         """The estimate whose memory is the sum of its named parts."""
-        return cls(sum(parts.values()), dict(parts), disk_bytes, seconds)
+        return cls(sum(parts.values()), dict(parts), disk_bytes, seconds, work=work)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -93,9 +103,16 @@ class JobKind:
     max_gpus: ClassVar[int] = 1
     interactive: ClassVar[bool] = False
     makes: ClassVar[tuple[str, ...]] = ()
+    #: Parameters of one value that also take a list: one job per combination (`jobs.groups`).
+    sweep: ClassVar[tuple[str, ...]] = ()
     #: Parameters that finish in under 60 s on a CPU, with inputs that examples of earlier stages make.
     example: ClassVar[Mapping[str, Any]] = {}
     Params: ClassVar[type[serializers.Serializer]]
+
+    @property
+    def name(self) -> str:
+        """That of its file."""
+        return type(self).__module__.rpartition(".")[2]
 
     def needs_card(self, params: Values) -> bool:
         """Whether a job with these parameters runs on a card, from its first stage on."""

@@ -13,26 +13,23 @@ from django.db import transaction
 from rest_framework.serializers import ValidationError
 
 from gpus.rest import ApiError, flattened
-from jobs import estimates, events, registry
+from jobs import chains, estimates, events, registry
 from jobs.artifacts import as_input, settle_inputs
 from jobs.exceptions import JobRejected
 from jobs.memory import disk_reserve_bytes, gib
 from jobs.models import FINAL, Job, JobEvent, Status
+from jobs.waits import Wait
 
 
-def source_pending(job: Job) -> Job | None:
-    """The job whose result this one waits for; None when all inputs exist and the job was found good.
+def not_ready(job: Job) -> Wait | None:
+    """The job that this one waits for; None when its inputs exist and its parameters were found good.
 
     Raises `JobRejected` when it never can start.
     """
-    waiting = job.inputs.filter(artifact=None).select_related("source_job")
-    for row in waiting:
-        source = row.source_job
-        if source is not None and source.status in FINAL and source.status != Status.SUCCEEDED:
-            sentence = f"Its input {row.parameter} was to come from {source}, which ended {source.status}."
-            raise JobRejected(sentence, reason="input_failed")
-    if waiting and not settle_inputs(job):
-        return waiting[0].source_job
+    if before := forerunner(job):
+        return Wait("after", f"after {before}", job_id=str(before.pk))
+    if source := source_pending(job):
+        return Wait("input", f"after {source}", job_id=str(source.pk))
     if job.estimate is None:
         appraise(job)
     return None
@@ -40,12 +37,23 @@ def source_pending(job: Job) -> Job | None:
 
 def forerunner(job: Job) -> Job | None:
     """The first job of `after` that has not succeeded yet. Raises `JobRejected` when it never will."""
-    for before in job.after.exclude(status=Status.SUCCEEDED):
+    for before in job.after.all():
+        if before.status == Status.SUCCEEDED:
+            continue
         if before.final:
-            sentence = f"It was to start after {before}, which ended {before.status}."
-            raise JobRejected(sentence, reason="input_failed")
+            raise chains.broken("It was to start after", before, chains.AFTER)
         return before
     return None
+
+
+def source_pending(job: Job) -> Job | None:
+    """The job that makes an input which is not there yet. Raises `JobRejected` when it never will."""
+    waiting = [row for row in job.inputs.all() if row.artifact_id is None]
+    for row in waiting:
+        source = row.source_job
+        if source is not None and source.status in FINAL and source.status != Status.SUCCEEDED:
+            raise chains.broken(f"Its input {row.parameter} was to come from", source, chains.INPUT)
+    return waiting[0].source_job if waiting and not settle_inputs(job) else None
 
 
 def appraise(job: Job) -> None:
@@ -84,7 +92,7 @@ def sentence_of(error: ValidationError) -> str:
 def turn_away(job: Job, why: JobRejected) -> None:
     """A failed input holds the job, so that its owner may decide; what can never run is refused."""
     if why.reason == "input_failed":
-        leave_queue(job, Status.HELD, error=str(why))
+        leave_queue(job, Status.HELD, error=str(why), failure_reason=why.reason, hint=why.hint)
     else:
         leave_queue(job, Status.REFUSED, error=str(why), failure_reason=why.reason, hint=why.hint)
 

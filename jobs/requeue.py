@@ -12,6 +12,7 @@ from typing import Any
 from django.utils import timezone
 
 from gpus import choice
+from gpus.models import Maintenance
 from gpus.timing import scaled
 from jobs import faults, logs, losses, overtime, registry
 from jobs.cardloss import Loss
@@ -30,6 +31,7 @@ def lost(job: Job, attempt: Attempt, detail: str, *, counted: bool = True) -> bo
     host, card, database or maintenance end nothing.
     """
     job.refresh_from_db()
+    counted = counted and Maintenance.of(attempt.host) is None
     if not (job.cancel_requested_at or job.pause_requested_at):
         if overtime.is_up(job):
             return timed_out(job, attempt)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from jobs.fields import ArtifactField
@@ -21,6 +22,7 @@ class KindSerializer(serializers.Serializer[Any]):
     description = serializers.CharField()
     needs_gpu = serializers.ChoiceField(["always", "never", "by_params"])
     max_gpus = serializers.IntegerField()
+    sweep = serializers.ListField(child=serializers.CharField())
     interactive = serializers.BooleanField()
     params = serializers.DictField()
     takes = serializers.DictField()
@@ -38,18 +40,19 @@ def describe(name: str, kind: JobKind) -> dict[str, Any]:
         "needs_gpu": kind.needs_gpu,
         "max_gpus": kind.max_gpus,
         "interactive": kind.interactive,
-        "params": object_schema(fields),
+        "sweep": list(kind.sweep),
+        "params": object_schema(fields, kind.sweep),
         "takes": {n: list(f.types) for n, f in fields.items() if isinstance(f, ArtifactField)},
         "makes": list(kind.makes),
         "example": dict(kind.example),
     }
 
 
-def object_schema(fields: Mapping[str, serializers.Field]) -> dict[str, Any]:
+def object_schema(fields: Mapping[str, serializers.Field], sweep: Sequence[str] = ()) -> dict[str, Any]:
     shown = {n: f for n, f in fields.items() if not f.read_only}
     return {
         "type": "object",
-        "properties": {n: field_schema(f) for n, f in shown.items()},
+        "properties": {n: field_schema(f, many=n in sweep) for n, f in shown.items()},
         "required": [n for n, f in shown.items() if f.required],
         "additionalProperties": False,
     }
@@ -59,14 +62,21 @@ TYPES: list[tuple[type, str]] = [
     (serializers.BooleanField, "boolean"),
     (serializers.IntegerField, "integer"),
     (serializers.FloatField, "number"),
+    (serializers.DictField, "object"),
 ]
 
 
-def field_schema(field: serializers.Field | None) -> dict[str, Any]:
-    """JSON schema of one parameter: type, range, choices, default, and its sentence."""
+def field_schema(field: serializers.Field | None, *, many: bool = False) -> dict[str, Any]:
+    """JSON schema of one parameter: type, range, choices, default, and its sentence. `many`: or a list of values,
+    one job for each."""
     if field is None:
         return {}
-    return basic_schema(field) | described(field)
+    one = basic_schema(field) | limits(field)
+    return (one_of(one) if many else one) | described(field)
+
+
+def one_of(one: dict[str, Any]) -> dict[str, Any]:
+    return {"oneOf": [one, {"type": "array", "items": one, "minItems": 1}]}
 
 
 def basic_schema(field: serializers.Field) -> dict[str, Any]:
@@ -78,14 +88,22 @@ def basic_schema(field: serializers.Field) -> dict[str, Any]:
         return {"enum": list(field.choices)}
     if isinstance(field, ArtifactField):
         return {"type": "string", "x-artifact": list(field.types)}
+    if isinstance(field, serializers.JSONField):
+        return {}
     return {"type": next((name for cls, name in TYPES if isinstance(field, cls)), "string")}
+
+
+LIMITS = {"min_value": "minimum", "max_value": "maximum", "max_length": "maxLength"}
+
+
+def limits(field: serializers.Field) -> dict[str, Any]:
+    found = {theirs: getattr(field, ours, None) for ours, theirs in LIMITS.items()}
+    nullable = {"nullable": True} if field.allow_null else {}
+    return {name: value for name, value in found.items() if value is not None} | nullable
 
 
 def described(field: serializers.Field) -> dict[str, Any]:
     extra: dict[str, Any] = {"description": str(field.help_text)} if field.help_text else {}
-    for ours, theirs in (("min_value", "minimum"), ("max_value", "maximum"), ("max_length", "maxLength")):
-        if (value := getattr(field, ours, None)) is not None:
-            extra[theirs] = value
     if field.default is not serializers.empty and not callable(field.default):
         extra["default"] = field.default
     return extra
@@ -97,4 +115,12 @@ def camel(name: str) -> str:
 
 def request_serializer(name: str, kind: JobKind) -> type[serializers.Serializer]:
     """The submit body of a kind: its own parameters and the common fields, under a name of its own."""
-    return type(f"{camel(name)}Params", (kind.Params, SubmitFields), {})
+    fields = kind.Params().fields
+    several = {n: swept_field(n, fields[n]) for n in kind.sweep}
+    return type(f"{camel(name)}Params", (kind.Params, SubmitFields), several)
+
+
+def swept_field(name: str, field: serializers.Field) -> serializers.Field:
+    """A stand-in that says: a value or a list of them. It is drawn, never used."""
+    shown = extend_schema_field(field_schema(field, many=True))(type("Swept", (serializers.JSONField,), {}))
+    return shown(required=field.required)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from jobs.models import Artifact, Attempt, Job, JobEvent, WatchdogEvent
+from jobs import lines
+from jobs.models import Artifact, Attempt, Job, JobEvent, JobGroup, JobTemplate, WatchdogEvent
 from jobs.people import Person, is_staff
 
 #: What only the owner and staff may see of a job.
@@ -17,7 +19,7 @@ PRIVATE = ("params", "result", "error", "hint", "inputs", "artifacts")
 WAITING_FOR = ("reason", "detail", "gpu_uuid", "job_id", "since", "eta_seconds")
 
 
-def may_see(job: Job, user: Person | None) -> bool:
+def may_see(job: Job | JobGroup, user: Person | None) -> bool:
     return user is not None and (job.owner_id == user.pk or is_staff(user))
 
 
@@ -56,6 +58,14 @@ class WatchdogEventSerializer(serializers.ModelSerializer[WatchdogEvent]):
         ]  # fmt: skip
 
 
+class ManyJobs(serializers.ListSerializer[Any]):
+    def to_representation(self, jobs: Any) -> list[Any]:
+        """A page of jobs; why those wait that are queued is asked for all of them together."""
+        page = list(jobs)
+        lines.tell(page)
+        return [self.child.to_representation(job) for job in page]
+
+
 class JobSerializer(serializers.ModelSerializer[Job]):
     """A job; others than its owner and staff get the reduced form (private fields null)."""
 
@@ -68,13 +78,14 @@ class JobSerializer(serializers.ModelSerializer[Job]):
     artifacts = serializers.SerializerMethodField()
     attempts = serializers.SerializerMethodField()
     after: serializers.Field[Any, Any, Any, Any] = serializers.PrimaryKeyRelatedField(
-        many=True, read_only=True
+        many=True, read_only=True, pk_field=serializers.UUIDField()
     )
     retry_of = serializers.UUIDField(source="retry_of_id", allow_null=True)
     duration_s = serializers.SerializerMethodField()
 
     class Meta:
         model = Job
+        list_serializer_class = ManyJobs
         fields = [
             "id", "kind", "name", "owner", "status", "stalled", "failure_reason", "error", "hint", "gpu_request",
             "gpu_wanted", "gpu_uuid", "gpu_uuids", "gpu_names", "host", "device", "simulated", "params", "estimate",
@@ -125,6 +136,8 @@ class JobSerializer(serializers.ModelSerializer[Job]):
         return round((job.finished_at - job.started_at).total_seconds(), 3)
 
     def to_representation(self, job: Job) -> dict[str, Any]:
+        if self.parent is None and not self.context.get("as_stored"):
+            lines.tell([job])
         data = super().to_representation(job)
         return data if may_see(job, self.context.get("user")) else without_private(data)
 
@@ -144,8 +157,8 @@ def without_private(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def full(job: Job) -> dict[str, Any]:
-    """The job as its owner sees it, as plain JSON values."""
-    return dict(JobSerializer(job, context={"user": job.owner}).data)
+    """The job as its owner sees it, as plain JSON values; why it waits as dispatch last wrote it down."""
+    return dict(JobSerializer(job, context={"user": job.owner, "as_stored": True}).data)
 
 
 def reduced(job: Job) -> dict[str, Any]:
@@ -160,3 +173,50 @@ class ArtifactSerializer(serializers.ModelSerializer[Artifact]):
         model = Artifact
         fields = ["id", "type", "name", "owner", "job", "shared", "manifest", "size_bytes", "created_at"]
         read_only_fields = ["id", "type", "manifest", "size_bytes", "created_at"]
+
+
+class GroupSerializer(serializers.ModelSerializer[JobGroup]):
+    """A sweep with its jobs, in the order of the combinations; of one that was retried, the retry."""
+
+    group_id = serializers.UUIDField(source="id", read_only=True)
+    owner = serializers.CharField(source="owner.username", read_only=True)
+    swept = serializers.DictField(child=serializers.ListField(), help_text="Parameter → the values tried.")
+    count = serializers.SerializerMethodField()
+    states = serializers.SerializerMethodField()
+    jobs = serializers.SerializerMethodField()
+
+    class Meta:
+        model = JobGroup
+        fields = ["group_id", "kind", "name", "owner", "created_at", "swept", "count", "states", "jobs"]
+
+    @extend_schema_field({"type": "integer"})
+    def get_count(self, group: JobGroup) -> int:
+        return len(self.context["members"])
+
+    @extend_schema_field({"type": "object", "additionalProperties": {"type": "integer"}})
+    def get_states(self, group: JobGroup) -> dict[str, int]:
+        return dict(Counter(job.status for job in self.context["members"]))
+
+    @extend_schema_field(JobSerializer(many=True))
+    def get_jobs(self, group: JobGroup) -> list[dict[str, Any]]:
+        return list(JobSerializer(self.context["members"], many=True, context=self.context).data)
+
+
+class TemplateSerializer(serializers.ModelSerializer[JobTemplate]):
+    """What `templates/` takes and answers; `job` instead of `kind` and `params` takes them from that job."""
+
+    kind = serializers.CharField(required=False, max_length=60)
+    name = serializers.CharField(max_length=120)
+    owner = serializers.CharField(source="owner.username", read_only=True)
+    params = serializers.DictField(required=False)
+    job = serializers.UUIDField(required=False, write_only=True)
+
+    class Meta:
+        model = JobTemplate
+        fields = ["id", "kind", "name", "owner", "params", "shared", "created_at", "job"]
+        read_only_fields = ["id", "created_at"]
+
+    def validate(self, data: dict[str, Any]) -> dict[str, Any]:
+        if "job" not in data and "kind" not in data:
+            raise serializers.ValidationError({"kind": ["A kind with params is expected, or a job."]})
+        return data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +15,13 @@ from rest_framework import serializers
 
 from gpus import choice
 from gpus.rest import ApiError
-from jobs import estimates, events, paths, registry, tasks
+from jobs import chains, estimates, events, limits, paths, registry, tasks
 from jobs.artifacts import Resolved, as_input, resolve_all
 from jobs.exceptions import Conflict
 from jobs.kind import Estimate, JobKind
 from jobs.models import Job, JobEvent, JobInput, Status
 from jobs.people import Person, is_staff
+from jobs.waits import Wait
 
 
 class SubmitFields(serializers.Serializer):
@@ -86,19 +87,25 @@ def submit(user: Person, kind_name: str, data: Mapping[str, Any], *, stage: str 
     """
     plan = check(user, kind_name, data, stage)
     with transaction.atomic():
-        job = _create(user, plan, fields)
-        transaction.on_commit(lambda: _announce(job))
+        limits.refuse_too_many(user)
+        job = create(user, plan, **fields)
+        transaction.on_commit(lambda: announce([job]))
     return job
 
 
 def submit_once(user: Person, kind_name: str, data: Mapping[str, Any]) -> tuple[Job, bool]:
-    """Queue a job, or find the one that the same `idempotency_key` made; whether it is new.
+    """Queue a job, or find the one that the same `idempotency_key` made; whether it is new."""
+    return once(user, kind_name, data, lambda **key: submit(user, kind_name, data, **key))
+
+
+def once(user: Person, kind_name: str, data: Mapping[str, Any], make: Callable[..., Job]) -> tuple[Job, bool]:
+    """What `make` queues, which takes the key's fields for the row; or what it queued for the same key before.
 
     Raises `Conflict` when the key was used for another request.
     """
     key = data.get("idempotency_key") if isinstance(data, Mapping) else None
     if key is None:
-        return submit(user, kind_name, data), True
+        return make(), True
     if not isinstance(key, str) or not key:
         raise serializers.ValidationError({"idempotency_key": ["A text of 1 to 200 characters is expected."]})
     digest = request_digest(kind_name, data)
@@ -106,7 +113,7 @@ def submit_once(user: Person, kind_name: str, data: Mapping[str, Any]) -> tuple[
         return earlier, False
     try:
         with transaction.atomic():
-            return submit(user, kind_name, data, idempotency_key=key, request_digest=digest), True
+            return make(idempotency_key=key, request_digest=digest), True
     except IntegrityError:  # the same request came twice at once
         again = _earlier(user, key, digest)
         if again is None:
@@ -178,11 +185,12 @@ def _check_priority(user: Person, priority: int) -> None:
 
 
 def _after(user: Person, ids: list[UUID]) -> list[Job]:
-    """The jobs to wait for, each the user's own (or anybody's, for staff) and still able to succeed."""
+    """The jobs to wait for, each the user's own (or anybody's, for staff) and still able to succeed; for one that was
+    retried, its retry."""
     mine = (
         Job.objects.filter(pk__in=ids) if is_staff(user) else Job.objects.filter(pk__in=ids, owner_id=user.pk)
     )
-    found = {job.pk: job for job in mine}
+    found = {job.pk: chains.newest(job) for job in mine}
     wrong = [f"No job {wanted} of yours." for wanted in ids if wanted not in found]
     wrong += [
         f"Job {job} ended {job.status}; it will not succeed any more."
@@ -201,7 +209,8 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _create(user: Person, plan: Plan, fields: Mapping[str, Any]) -> Job:
+def create(user: Person, plan: Plan, **fields: Any) -> Job:
+    """The row of a plan, with what it waits for; `fields` go into it as they are."""
     row: dict[str, Any] = {
         "kind": plan.kind_name,
         "name": plan.common.get("name", ""),
@@ -218,15 +227,27 @@ def _create(user: Person, plan: Plan, fields: Mapping[str, Any]) -> Job:
         "estimate": plan.estimate.as_dict() if plan.estimate else None,
         "status": Status.HELD if plan.common["hold"] else Status.QUEUED,
     }
-    job = Job.objects.create(**row | dict(fields))
+    job = Job.objects.create(**row | first_wait(plan) | fields)
     job.after.set(plan.after)
     JobInput.objects.bulk_create([resolved.row(job) for resolved in plan.resolved])
     JobEvent.objects.create(job=job, event="submitted", detail=f"gpu: {plan.gpu_request}")
     return job
 
 
-def _announce(job: Job) -> None:
-    events.created(job)
+def first_wait(plan: Plan) -> dict[str, Any]:
+    """The first of the jobs that this one comes after: until that ends it stands in no line."""
+    sources = [item.job for item in plan.resolved if item.artifact is None]
+    before = [("after", job) for job in plan.after if job.status != Status.SUCCEEDED]
+    for reason, job in before + [("input", job) for job in sources if job is not None]:
+        wait = Wait(reason, f"after {job}", job_id=str(job.pk))
+        return {"waits_on": job, "waiting_for": wait.beginning()}
+    return {}
+
+
+def announce(jobs: Iterable[Job]) -> None:
+    """Tell of new jobs, once they can be found; one bell is enough for all of them."""
+    for job in jobs:
+        events.created(job)
+        with suppress(OSError):  # a full disk is said where the job starts, and the row has it all
+            paths.write_json(paths.job_folder(job) / "params.json", {"kind": job.kind, "params": job.params})
     tasks.ring_dispatch()
-    with suppress(OSError):  # a full disk is said where the job starts, and the row has it all
-        paths.write_json(paths.job_folder(job) / "params.json", {"kind": job.kind, "params": job.params})

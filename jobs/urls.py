@@ -4,8 +4,8 @@ from django.urls import re_path
 
 from jobs import api, registry, system_api, uploads
 
-JOB = r"^jobs/(?P<id>[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12})"
-ARTIFACT = r"^artifacts/(?P<id>[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12})"
+ID = r"(?P<id>[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12})"
+JOB, GROUP, TEMPLATE, ARTIFACT = (rf"^{name}/{ID}" for name in ("jobs", "groups", "templates", "artifacts"))
 
 urlpatterns = [
     re_path(r"^job-kinds/?$", api.KindList.as_view()),
@@ -33,6 +33,10 @@ urlpatterns = [
         for name, kind in registry.all_kinds().items()
     ),
     re_path(r"^jobs/(?P<kind>[a-z_]+)/?$", api.UnknownKind.as_view()),
+    re_path(GROUP + r"/?$", api.OneGroup.as_view()),
+    re_path(GROUP + r"/cancel/?$", api.GroupCancel.as_view()),
+    re_path(r"^templates/?$", api.Templates.as_view()),
+    re_path(TEMPLATE + r"/?$", api.TemplateDetail.as_view()),
     re_path(r"^artifacts/?$", uploads.Artifacts.as_view()),
     re_path(ARTIFACT + r"/?$", api.ArtifactDetail.as_view()),
     re_path(ARTIFACT + r"/files/?$", api.ArtifactFiles.as_view()),

@@ -11,7 +11,7 @@ from django.utils import timezone
 from rest_framework import serializers
 
 from gpus import choice
-from jobs import endings, events, lease, paths, registry, submit, tasks
+from jobs import chains, endings, events, lease, paths, registry, submit, tasks
 from jobs.exceptions import Conflict
 from jobs.kind import FINALIZE
 from jobs.models import ACTIVE, FINAL, WAITING, Attempt, Job, JobEvent, Outcome, Status
@@ -81,7 +81,10 @@ def hold(job: Job, user: Person) -> Job:
 
 
 def release(job: Job, user: Person) -> Job:
-    """Queue a held job; what held it is forgotten, and judged again."""
+    """Queue a held job; what held it is forgotten, and judged again. A job that it was only to come after, and that
+    will not succeed any more, holds it no longer; an input that will not be made does (`Conflict`)."""
+    if job.status == Status.HELD:
+        chains.let_go(job)
     if not job.move([Status.HELD], Status.QUEUED, error="", failure_reason="", hint=""):
         job.refresh_from_db()
         raise Conflict(f"Only a held job can be released; this one is {job.status}.")
@@ -136,7 +139,8 @@ def retry(
 ) -> Job:
     """A new job with the old one's parameters, on the same card unless another is named.
 
-    From the old one's checkpoint by default, where there is one and the parameters are unchanged.
+    From the old one's checkpoint by default, where there is one and the parameters are unchanged. Jobs that wait for
+    the old one wait for the new one instead (`jobs.chains`).
     """
     if job.status not in FINAL:
         raise Conflict(f"The job has not ended; it is {job.status}.")
@@ -165,12 +169,14 @@ def finalize(job: Job, user: Person) -> Job:
 
 
 def _follow(job: Job, data: dict[str, Any], start: str, stage: str) -> Job:
-    """A new job of the same owner, wherever the button was pressed, with the old one's place in the queue."""
+    """A new job of the same owner, wherever the button was pressed, with the old one's place in queue, group and
+    chain."""
     data |= {"name": job.name, "time_limit_seconds": job.time_limit_seconds}
+    data["after"] = list(job.after.exclude(status=Status.SUCCEEDED).values_list("pk", flat=True))
+    row = {"retry_of": job, "retry_from": start, "priority": job.priority, "group_id": job.group_id}
     with transaction.atomic():
-        again = submit.submit(
-            job.owner, job.kind, data, stage=stage, retry_of=job, retry_from=start, priority=job.priority
-        )
+        again = submit.submit(job.owner, job.kind, data, stage=stage, **row)
+        chains.take_over(job, again)
         if start != "start":
             copy_checkpoints(job, again)
     return again

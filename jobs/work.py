@@ -30,7 +30,19 @@ from setproctitle import setproctitle
 
 from gpus import backends, publish
 from gpus.readings import CardInfo
-from jobs import arrival, cardloss, endings, events, faults, paths, processes, registry, remedies, requeue
+from jobs import (
+    arrival,
+    cardloss,
+    endings,
+    events,
+    faults,
+    paths,
+    peaks,
+    processes,
+    registry,
+    remedies,
+    requeue,
+)
 from jobs.context import WorkContext
 from jobs.endings import End
 from jobs.exceptions import Fenced, HandedOver, JobRejected, JobStopped
@@ -86,6 +98,7 @@ def main(job: Job, attempt: Attempt, gate: int, token: str) -> int:
         reported = bool(context and context.journal.reported)
         last_words(context)
         end = patiently(partial(end_of, job, error, reported=reported))
+    patiently(partial(peaks.note, attempt))
     if end is None:
         stop.give_in()
     if end.status == Status.FAILED and (loss := cardloss.behind(attempt, end.error)):

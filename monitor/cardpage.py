@@ -62,7 +62,7 @@ def context(
         "typed": typed or {name: getattr(gpu, name) for name in ("note", "max_jobs", "interactive_slots")},
         "errors": errors or {},
         "consequences": consequences(gpu, card) if staff else [],
-        **joblist.page(user, {"card": gpu.uuid}, JOBS_SHOWN),
+        **joblist.page(user, {"card": gpu.uuid}, JOBS_SHOWN, together=False),
     }
 
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from django.db.models import Max, Min
+from django.db.models import Max, Min, OuterRef, Subquery
 
 from jobs import paths
 from jobs.models import Job, JobMetric
 from monitor.templatetags.show import worded
 
 MAX_POINTS = 600
+OVERLAID_POINTS = 6000
 MAX_FIGURE_BYTES = 500_000
 #: Charts of known metrics, in the order of the page. A metric that is named nowhere gets a chart of its own.
 KNOWN: tuple[dict[str, Any], ...] = (
@@ -36,6 +37,10 @@ KNOWN: tuple[dict[str, Any], ...] = (
     {"names": ["lr"], "title": "Learning rate", "unit": "", "low": 0},
 )
 
+
+#: Which way a number is better; of the others nobody can say.
+LESS = ("loss", "mse", "fvu", "dead_fraction", "dead_percent", "dead_features", "aux_loss", "ce_sae")
+MORE = ("explained_variance", "ce_recovered")
 
 #: What says how good a result is; its other numbers stand under "More".
 HEADLINES = (
@@ -58,6 +63,38 @@ def chart_specs() -> list[dict[str, Any]]:
     return list(KNOWN)
 
 
+def overlaid(jobs: Iterable[Job], name: str) -> dict[str, list[list[Any]]]:
+    """One metric of several jobs: id → `[[steps], [values]]`, each thinned to a fair share of what a chart can show."""
+    found: dict[str, tuple[list[int], list[float | None]]] = {str(job.pk): ([], []) for job in jobs}
+    rows = JobMetric.objects.filter(job__in=list(found), name=name).order_by("step")
+    for job_id, step, value in rows.values_list("job_id", "step", "value"):
+        found[str(job_id)][0].append(step)
+        found[str(job_id)][1].append(value)
+    most = max(50, OVERLAID_POINTS // max(1, len(found)))
+    return {job_id: thinned(*curve, most) for job_id, curve in found.items() if curve[0]}
+
+
+def curve_names(jobs: Iterable[Job]) -> list[str]:
+    """Names of the curves that any of the jobs has, in the order of the pages."""
+    names = set(JobMetric.objects.filter(job__in=list(jobs)).values_list("name", flat=True).distinct())
+    known = [name for spec in KNOWN for name in spec["names"] if name in names]
+    return known + sorted(names - set(known))
+
+
+def last_values(jobs: Iterable[Job]) -> dict[Any, dict[str, float | None]]:
+    """Of each job, the last point of each of its curves."""
+    ends = (
+        JobMetric.objects.filter(job=OuterRef("job"), name=OuterRef("name"))
+        .order_by("-step")
+        .values("step")[:1]
+    )
+    rows = JobMetric.objects.filter(job__in=list(jobs), step=Subquery(ends))
+    found: dict[Any, dict[str, float | None]] = defaultdict(dict)
+    for job_id, name, value in rows.values_list("job_id", "name", "value"):
+        found[job_id][name] = value
+    return found
+
+
 def points(job: Job) -> dict[str, Any]:
     """Name → `[[steps], [values]]`, each thinned to `MAX_POINTS`."""
     rows = JobMetric.objects.filter(job=job)
@@ -69,9 +106,9 @@ def points(job: Job) -> dict[str, Any]:
     return {"span": [span["first"], span["last"]], "curves": {n: thinned(*c) for n, c in curves.items()}}
 
 
-def thinned(steps: list[int], values: list[float | None]) -> list[list[Any]]:
+def thinned(steps: list[int], values: list[float | None], most: int = MAX_POINTS) -> list[list[Any]]:
     """Every n-th point, and always the last."""
-    stride = -(-len(steps) // MAX_POINTS)
+    stride = -(-len(steps) // most)
     if stride <= 1:
         return [steps, values]
     last = [] if (len(steps) - 1) % stride == 0 else [-1]

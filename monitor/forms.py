@@ -1,44 +1,55 @@
 """The form of a kind, drawn from its `Params`: what on the left, where on the right.
 
-Nothing here knows a single kind. A field of `Params` becomes a widget by its class; what was typed is kept as it was
-typed, and errors stand at the field.
+Nothing here knows a single kind. A field of `Params` becomes a widget by its class (`monitor.widgets`); what was typed
+is kept as it was typed, and errors stand at the field.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from functools import cached_property
 from itertools import groupby
 from typing import Any
+from urllib.parse import urlencode
 
 from django.contrib.auth.models import User
+from django.db.models import QuerySet
 from django.http import QueryDict
+from django.urls import reverse
 from rest_framework import serializers
 from rest_framework.fields import empty
 
 from gpus import choice
 from gpus.models import Host
 from gpus.rest import ApiError, body
-from jobs import artifacts, fit, registry, submit
+from jobs import artifacts, fit, groups, registry, submit, templates
 from jobs.fields import SITES, ArtifactField, CorpusField, SiteField
 from jobs.kind import JobKind
-from jobs.models import FINAL, Artifact, Job
+from jobs.models import FINAL, Artifact, Job, JobGroup, JobTemplate
 from jobs.serializers import may_see
-from monitor import board
-from monitor.templatetags.show import worded
+from monitor import board, links
+from monitor.widgets import (
+    MISSING,
+    Widget,
+    as_typed,
+    default_of,
+    label_of,
+    plainly,
+    range_text,
+    read,
+    read_sites,
+    rows_of,
+    widget_kind,
+)
 
+Typed = Mapping[str, Any]
 #: Refusals that are about the card, not about a parameter.
 GPU_CODES = frozenset(
     {"invalid_gpu", "unknown_gpu", "ambiguous_gpu", "gpu_not_available", "too_many_gpus", "model_too_large"}
     | {"driver_unavailable"}
 )
-#: What people write between the digits of a long number.
-SPACES = str.maketrans("", "", " _,\u00a0\u202f")
-Typed = Mapping[str, Any]
-MISSING: Any = object()
 
 
 def stages() -> list[dict[str, Any]]:
@@ -48,152 +59,6 @@ def stages() -> list[dict[str, Any]]:
         {"name": stage, "kinds": [{"name": name, "kind": kind} for name, kind in group]}
         for stage, group in groupby(kinds, key=lambda item: item[1].stage)
     ]
-
-
-# One field ----------------------------------------------------------------------------------------------
-@dataclass
-class Widget:
-    """A field as the template draws it."""
-
-    name: str
-    label: str
-    kind: str  # text | number | check | select | lines | json | site | sites | several
-    required: bool
-    help: str
-    range: str
-    value: Any
-    options: list[tuple[str, str]] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
-    of_artifacts: bool = False
-
-    @property
-    def wide(self) -> bool:
-        return self.kind in ("lines", "json", "sites", "several") or self.of_artifacts
-
-    @property
-    def described_by(self) -> str:
-        return f"about-{self.name}"
-
-
-def widget_kind(f: serializers.Field) -> str:
-    """Which widget draws this field; what has no better one is edited as JSON."""
-    name = next((name for classes, name in WIDGETS if isinstance(f, classes)), "json")
-    if name == "list":
-        return "sites" if isinstance(f.child, SiteField) else "lines"  # type: ignore[attr-defined]
-    return "lines" if name == "text" and f.style.get("base_template") == "textarea.html" else name
-
-
-WIDGETS: tuple[tuple[Any, str], ...] = (
-    (SiteField, "site"),
-    (serializers.MultipleChoiceField, "several"),
-    (serializers.ChoiceField, "select"),
-    (CorpusField, "text"),
-    (ArtifactField, "select"),
-    (serializers.BooleanField, "check"),
-    ((serializers.IntegerField, serializers.FloatField), "number"),
-    (serializers.CharField, "text"),
-    ((serializers.ListSerializer, serializers.ListField), "list"),
-)
-
-
-def label_of(name: str, f: serializers.Field) -> str:
-    """The kind's own label, else the parameter's name; short names and dimensions keep their spelling."""
-    by_itself = name.replace("_", " ").capitalize()  # what DRF fills in
-    if f.label and f.label != by_itself:
-        return str(f.label)
-    label = worded(name)
-    return label if len(label) < 3 or "_" in label else label[:1].upper() + label[1:]
-
-
-def bound(value: float) -> str:
-    return f"{value:,}".replace(",", "\u202f") if isinstance(value, int) else f"{value:g}"
-
-
-def range_text(f: serializers.Field) -> str:
-    low, high = getattr(f, "min_value", None), getattr(f, "max_value", None)
-    if low is not None and high is not None:
-        return f"{bound(low)} to {bound(high)}"
-    if low is not None:
-        return f"at least {bound(low)}"
-    return f"at most {bound(high)}" if high is not None else ""
-
-
-def default_of(f: serializers.Field) -> Any:
-    return None if f.default is empty or callable(f.default) else f.default
-
-
-def as_typed(f: serializers.Field, value: Any) -> Any:
-    """A stored or default value as somebody would have typed it."""
-    kind = widget_kind(f)
-    if kind in ("site", "sites"):
-        return rows_of(value)
-    if kind in ("check", "several"):
-        return value
-    if value is None:
-        return ""
-    if kind == "lines" and isinstance(value, list | tuple):
-        return "\n".join(str(item) for item in value)
-    return json.dumps(value) if kind == "json" else str(value)
-
-
-def rows_of(value: Any) -> list[dict[str, Any]]:
-    """Sites as rows of the form, at least an empty one."""
-    if isinstance(value, Mapping):
-        return [dict(value)]
-    return list(value or [{}])
-
-
-def read(f: serializers.Field, name: str, typed: QueryDict) -> Any:
-    """What was typed, as the serializer takes it; `MISSING` where nothing was, so that the default holds.
-    A field that may be null and was emptied is null."""
-    kind = widget_kind(f)
-    if kind == "check":
-        return name in typed
-    if kind == "several":
-        return typed.getlist(name) or MISSING
-    if kind in ("site", "sites"):
-        rows = list(read_sites(name, typed))
-        return (rows if kind == "sites" else rows[0]) if rows else MISSING
-    text = typed.get(name, "").strip()
-    if not text:
-        return None if f.allow_null and name in typed else MISSING
-    return PARSERS.get(kind, lambda f, text: text)(f, text)
-
-
-def read_sites(name: str, typed: QueryDict) -> Iterator[dict[str, str]]:
-    """Rows of block and site; a row without a block is an empty row."""
-    for block, site in zip(typed.getlist(f"{name}.block"), typed.getlist(f"{name}.site"), strict=False):
-        if block.strip():
-            yield {"block": block.strip(), "site": site}
-
-
-def number(f: serializers.Field, text: str) -> Any:
-    """`16 384` and `1e6` are numbers to people; what is none is left to the serializer's own sentence."""
-    plain = text.translate(SPACES)
-    try:
-        value = float(plain)
-    except ValueError:
-        return text
-    whole = isinstance(f, serializers.IntegerField) and value.is_integer() and abs(value) < 2**53
-    return int(value) if whole else plain
-
-
-def lines(f: serializers.Field, text: str) -> Any:
-    if isinstance(f, serializers.CharField):
-        return text
-    numbers = isinstance(getattr(f, "child", None), serializers.IntegerField | serializers.FloatField)
-    parts = text.replace(",", "\n").split() if numbers else text.splitlines()
-    return [part.strip() for part in parts if part.strip()]
-
-
-def from_json(f: serializers.Field, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-PARSERS: dict[str, Any] = {"number": number, "lines": lines, "json": from_json}
 
 
 # The form of a kind -------------------------------------------------------------------------------------
@@ -210,19 +75,53 @@ class KindForm:
 
     # What was typed
     @cached_property
+    def again(self) -> Job | None:
+        """The job that is to be run again with changes."""
+        job = self.named("again", Job.objects.all())
+        return job if job and job.kind == self.name and may_see(job, self.user) else None
+
+    @cached_property
+    def template(self) -> JobTemplate | None:
+        return self.named("template", templates.visible(self.user).filter(kind=self.name))
+
+    def named(self, field: str, among: QuerySet[Any]) -> Any:
+        wanted = str(self.typed.get(field, ""))
+        return among.filter(pk=wanted).first() if valid_uuid(wanted) else None
+
+    @cached_property
     def before(self) -> Typed:
-        """Parameters to begin with: those of the job that is to be run again with changes."""
-        again = str(self.typed.get("again", ""))
-        job = Job.objects.filter(pk=again).first() if valid_uuid(again) else None
-        return job.params if job and job.kind == self.name and may_see(job, self.user) else {}
+        """Parameters to begin with."""
+        if self.again:
+            return templates.params_of(self.again)
+        return self.template.params if self.template else {}
+
+    @cached_property
+    def gpu(self) -> str:
+        if "gpu" in self.typed or self.again is None:
+            return self.typed.get("gpu") or "auto"
+        return self.again.gpu_request if self.again.gpu_request in board.gpu_map() else "auto"
 
     @property
-    def gpu(self) -> str:
-        return self.typed.get("gpu") or "auto"
+    def card_gone(self) -> bool:
+        """Whether the job that is run again asked for a card that cannot be chosen any more."""
+        return bool(self.again) and self.again.gpu_request not in ("auto", self.gpu)  # type: ignore[union-attr]
+
+    @property
+    def more_changed(self) -> bool:
+        return any(widget.changed for widget in self.more)
 
     @property
     def job_name(self) -> str:
-        return self.typed.get("name", "")
+        return self.typed.get("name", self.name_again)
+
+    @property
+    def name_again(self) -> str:
+        """The name of the job that is run again; of a group's member the group's, which its values are added to."""
+        group = JobGroup.objects.filter(pk=self.again.group_id).first() if self.again else None
+        return group.name if group else (self.again.name if self.again else "")
+
+    def many(self, name: str) -> bool:
+        return name in self.kind.sweep
 
     def value(self, name: str, f: serializers.Field) -> Any:
         """What the widget shows."""
@@ -230,10 +129,16 @@ class KindForm:
             return self.raw(name, f)
         if name in self.typed:
             return self.spelled(str(self.typed[name])) if isinstance(f, CorpusField) else self.typed[name]
-        return as_typed(f, self.before.get(name, default_of(f)))
+        return self.stored(name, f)
+
+    def stored(self, name: str, f: serializers.Field) -> Any:
+        value = self.before.get(name, default_of(f))
+        if isinstance(f, CorpusField) and isinstance(value, str):
+            value = self.spelled(value)
+        return as_typed(f, value, self.many(name))
 
     def raw(self, name: str, f: serializers.Field) -> Any:
-        kind = widget_kind(f)
+        kind = widget_kind(f, self.many(name))
         if kind == "check":
             return name in self.typed
         if kind == "several":
@@ -244,7 +149,9 @@ class KindForm:
 
     def parameters(self) -> dict[str, Any]:
         """The parameters as the serializer takes them; what was left empty is left out, so that defaults hold."""
-        take = self.prefilled if not self.posted else lambda name, f: read(f, name, self.typed)
+        take = (
+            self.prefilled if not self.posted else lambda name, f: read(f, name, self.typed, self.many(name))
+        )
         found = {name: take(name, f) for name, f in self.serializer.fields.items()}
         return {name: value for name, value in found.items() if value is not MISSING}
 
@@ -288,7 +195,7 @@ class KindForm:
         return Widget(
             name=name,
             label=label_of(name, f),
-            kind=widget_kind(f),
+            kind=widget_kind(f, self.many(name)),
             required=f.required,
             help=str(f.help_text or ""),
             range=range_text(f),
@@ -296,6 +203,8 @@ class KindForm:
             options=self.options(f, value),
             errors=self.errors_of(name),
             of_artifacts=isinstance(f, ArtifactField),
+            many=self.many(name),
+            was=plainly(self.stored(name, f)) if self.again else None,
         )
 
     def errors_of(self, name: str) -> list[str]:
@@ -343,8 +252,9 @@ class KindForm:
 
     def spelled(self, reference: str) -> str:
         """The name behind the id that a link carried: people read and change this field."""
-        visible = artifacts.visible(self.user) if valid_uuid(reference) else Artifact.objects.none()
-        found = visible.filter(pk=reference, type="corpus").first()
+        if not valid_uuid(reference):
+            return reference
+        found = artifacts.visible(self.user).filter(pk=reference, type="corpus").first()
         return self.name_of(found) if found else reference
 
     def makers(self, types: tuple[str, ...]) -> list[Job]:
@@ -358,10 +268,23 @@ class KindForm:
         job = Job.objects.filter(pk=job_id).first() if valid_uuid(job_id) else None
         return f"the result of {job}" if job and may_see(job, self.user) else reference
 
+    # What it begins with, and what comes next
+    @property
+    def templates(self) -> list[JobTemplate]:
+        return list(templates.visible(self.user).filter(kind=self.name))
+
+    def then(self, job: Job) -> str:
+        """The form of the kind that was to come next, with this job's result chosen; empty where none was named."""
+        wanted = [taker for taker in links.takers(self.kind) if taker["name"] == self.typed.get("then")]
+        if not wanted:
+            return ""
+        address = reverse("new-kind", args=[wanted[0]["name"]])
+        return f"{address}?{urlencode({wanted[0]['parameter']: f'job:{job.pk}'})}"
+
     # Where it would run
     def place(self) -> dict[str, Any]:
-        """The estimate, and every card with whether this job fits it now, later or never."""
-        found = fit.fit(self.user, self.name, self.data())
+        """The estimate, and every card with whether this job fits it now, later or never; of a sweep, the largest."""
+        found = fit.fit(self.user, self.name, self.data() | self.largest)
         gpus = board.gpu_map()
         known = {gpu.uuid for gpu in board.present(gpus.values())}
         cards = [
@@ -372,12 +295,30 @@ class KindForm:
             "cards": sorted(cards, key=lambda card: (card["host"], card["gpu_id"])),
             "several_hosts": len({card["host"] for card in cards}) > 1,
             "chosen": self.gpu,
+            "sweep": self.sweep,
+            "takers": [] if self.sweep else list(links.takers(self.kind)),
             "on_cpu": self.kind.needs_gpu != "never" and not cards and choice.cpu_allowed(),
             "no_cards": []
             if cards
             else [host.backend_error for host in Host.objects.exclude(backend_error="")],
             "curl": self.curl(),
         }
+
+    @cached_property
+    def sweep(self) -> dict[str, Any] | None:
+        """How many jobs this makes and how long all take, or why it cannot; `None` for a single job."""
+        data = self.data()
+        if not groups.swept(self.kind, data):
+            return None
+        try:
+            return groups.appraise(self.user, self.name, data)
+        except serializers.ValidationError as refusal:
+            return {"refused": body(refusal)["detail"]}
+
+    @property
+    def largest(self) -> dict[str, Any]:
+        """The combination of a sweep that needs the most memory."""
+        return (self.sweep or {}).get("largest", {})
 
     def curl(self) -> str:
         """The same request for a terminal."""
@@ -393,6 +334,11 @@ class KindForm:
 
     def converted(self, name: str, value: Any) -> Any:
         f = self.serializer.fields.get(name)
+        if self.many(name) and isinstance(value, list):
+            return [self.converted_one(f, item) for item in value]
+        return self.converted_one(f, value)
+
+    def converted_one(self, f: serializers.Field | None, value: Any) -> Any:
         try:
             return value if f is None else submit.plain(f.run_validation(value))
         except serializers.ValidationError:

@@ -16,6 +16,7 @@ from django.views.decorators.http import require_safe
 
 from gpus import health as checkup
 from gpus.models import Gpu, Host, Pulse
+from jobs import postman
 from jobs.models import Attempt, Job, Lease, Outcome
 from jobs.serializers import may_see
 from jobs.tasks import host_queue
@@ -45,6 +46,7 @@ def context(user: User) -> dict[str, Any]:
         "launches": [launch(attempt, user) for attempt in failed_launches()[:LAUNCHES]],
         "leases": [lease(row) for row in quarantined()],
         "findings": [watchdog_page.row(event) for event in watchdog_page.open_findings()[:FINDINGS]],
+        "messages_state": postman.summary(),
         "gpus": board.gpu_map(),
     }
 

@@ -1,4 +1,4 @@
-"""The list of jobs: filters, pages, and the rows that changed."""
+"""The list of jobs: filters, pages, and the rows that changed. A group is one line, which opens."""
 
 from __future__ import annotations
 
@@ -8,32 +8,91 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 from django.contrib.auth.models import User
-from django.db.models import QuerySet
+from django.db.models import QuerySet, Window
+from django.db.models.functions import Coalesce, RowNumber
 
-from jobs import registry
-from jobs.models import Job, Lease, Status
+from jobs import lines, registry
+from jobs.models import ACTIVE, Job, JobGroup, Lease, Status
 from jobs.serializers import may_see
-from monitor import board, words
+from monitor import board, links, words
 
 PAGE = 50
 FILTERS = ("status", "kind", "mine", "card")
 
 
-def page(user: User, asked: Mapping[str, str], size: int = PAGE) -> dict[str, Any]:
+def page(user: User, asked: Mapping[str, str], size: int = PAGE, *, together: bool = True) -> dict[str, Any]:
+    """A page of the list, a line per group unless `together` is false; or the rows that a request names."""
     # No database takes a NUL, and PostgreSQL says so with an error.
     chosen = {name: asked.get(name, "").replace("\0", "") for name in FILTERS}
-    start = whole(asked.get("from", ""))
-    jobs = by_ids(asked["ids"]) if asked.get("ids") else filtered(user, chosen)[start : start + size + 1]
-    gpus, shown = board.gpu_map(), list(jobs)
-    remaining = words.remaining_of(shown)
+    start, few = whole(asked.get("from", "")), named(asked)
+    together = together and not (asked.get("ids") or asked.get("group"))
+    jobs = few if few is not None else found(user, chosen, together)[start : start + size + 1]
+    shown, gpus = list(jobs), board.gpu_map()
+    lines.tell(shown)
     return {
-        "rows": [row(job, user, gpus, remaining) for job in shown[:size]],
+        "rows": rows(shown if few is not None else shown[:size], user, gpus, together=together),
         "gpus": gpus,
         "chosen": chosen,
         "any": any(chosen.values()),
         "statuses": Status.values,
         "kinds": registry.choices(),
-        "more": more(chosen, start + size) if len(shown) > size else "",
+        "more": more(chosen, start + size) if few is None and len(shown) > size else "",
+    }
+
+
+def found(user: User, chosen: Mapping[str, str], together: bool) -> QuerySet[Job]:
+    jobs = filtered(user, chosen)
+    return one_per_group(jobs) if together else jobs
+
+
+def named(asked: Mapping[str, str]) -> QuerySet[Job] | None:
+    """What a request names: jobs by `ids`, the members of one `group`, the lines of `groups`; `None` for the list."""
+    jobs = Job.objects.select_related("owner")
+    if asked.get("group"):
+        members = jobs.filter(group_id__in=ids_of(asked["group"])[:1], retries=None)
+        return members.order_by("queued_at", "pk")
+    if asked.get("groups"):
+        return one_per_group(jobs.filter(group_id__in=ids_of(asked["groups"])))
+    return jobs.filter(pk__in=ids_of(asked["ids"])) if asked.get("ids") else None
+
+
+def one_per_group(jobs: QuerySet[Job]) -> QuerySet[Job]:
+    """One job for each line of the list: of a group, the newest of those that were found."""
+    place = Window(RowNumber(), partition_by=Coalesce("group_id", "pk"), order_by="-queued_at")
+    return jobs.annotate(place=place).filter(place=1)
+
+
+def rows(jobs: list[Job], user: User, gpus: Mapping[str, Any], *, together: bool) -> list[dict[str, Any]]:
+    """The lines of these jobs; `together`: a job of a group stands for the group."""
+    remaining, by_group = words.remaining_of(jobs), grouped(jobs) if together else {}
+    return [
+        group_row(job, user, by_group[job.group_id])
+        if job.group_id in by_group
+        else row(job, user, gpus, remaining)
+        for job in jobs
+    ]
+
+
+def grouped(jobs: list[Job]) -> dict[UUID | None, dict[str, Any]]:
+    """By id, the groups of these jobs with how far they are."""
+    groups = JobGroup.objects.filter(pk__in={job.group_id for job in jobs}).select_related("owner")
+    found: dict[UUID | None, dict[str, Any]] = {group.pk: {"group": group, "members": []} for group in groups}
+    members = Job.objects.filter(group_id__in=list(found), retries=None)
+    for member in members.only("status", "progress", "group_id", "gpu_uuids"):
+        found[member.group_id]["members"].append(member)
+    return found
+
+
+def group_row(job: Job, user: User, found: Mapping[str, Any]) -> dict[str, Any]:
+    active = [member for member in found["members"] if member.status in ACTIVE]
+    cards = sorted({uuid for member in active for uuid in member.gpu_uuids})
+    see = may_see(found["group"], user)
+    return {
+        "group": found["group"],
+        "job": job,
+        "see": see,
+        "cards": cards,
+        **links.progress(found["members"]),
     }
 
 
@@ -60,15 +119,15 @@ def ran_on(uuid: str) -> QuerySet[Any]:
     return Lease.objects.filter(resource=f"gpu:{uuid}").values("attempt__job_id")
 
 
-def by_ids(ids: str) -> list[Job]:
-    """The jobs of a list of ids; what is no id is left out."""
+def ids_of(texts: str) -> list[UUID]:
+    """What is no id is left out."""
     wanted = []
-    for text in ids.split(",")[:PAGE]:
+    for text in texts.split(",")[:PAGE]:
         try:
             wanted.append(UUID(text))
         except ValueError:
             continue
-    return list(Job.objects.filter(pk__in=wanted).select_related("owner"))
+    return wanted
 
 
 def whole(text: str) -> int:

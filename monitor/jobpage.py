@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from django.contrib.auth.models import User
 from django.template.loader import select_template
 
 from gpus.models import Gpu
-from jobs import endings, logs, overtime, registry, verbs
-from jobs.artifacts import references
+from jobs import endings, lines, logs, overtime, registry, verbs
 from jobs.kind import JobKind
 from jobs.models import FINAL, Job, JobInput, Status
 from jobs.serializers import may_see
-from monitor import board, figures, why, words
+from monitor import board, figures, links, why, words
 from monitor.templatetags.show import short_uuid, took
 
 LOG_LINES = 200
@@ -31,6 +30,7 @@ CANCEL_SAYS = {
 
 def context(job: Job, user: User) -> dict[str, Any]:
     gpus, see = board.gpu_map(), may_see(job, user)
+    lines.tell([job])
     kind = kind_of(job)
     shown = {
         "job": job,
@@ -56,6 +56,7 @@ def details(job: Job, kind: JobKind | None, gpus: Mapping[str, Gpu]) -> dict[str
         "attempts": list(job.attempts.select_related("host")),
         "params": parameters(job),
         "artifacts": list(job.artifacts.all()),
+        "links": links.of(job),
         "log": logs.tail(job, LOG_LINES),
         "points": figures.points(job),
         "charts": figures.chart_specs(),
@@ -63,7 +64,7 @@ def details(job: Job, kind: JobKind | None, gpus: Mapping[str, Gpu]) -> dict[str
         "values": list(figures.other_values(job.result)),
         "figures": figures.result_figures(job),
         "result_template": select_template([f"results/{job.kind}.html", "results/_none.html"]),
-        "next": list(next_kinds(job, kind)),
+        "next": list(links.takers(kind)) if kind else [],
         "cancel_says": None if job.final else CANCEL_SAYS.get(Status(job.status), ""),
         "retry": retry_options(job, gpus) if job.status in (*FINAL, Status.PAUSED) else None,
         "finalizable": can_finalize(job, kind),
@@ -114,21 +115,6 @@ def maker(row: JobInput | None) -> Job | None:
     if row is None:
         return None
     return row.source_job or (row.artifact.job if row.artifact else None)
-
-
-def next_kinds(job: Job, kind: JobKind | None) -> Iterator[dict[str, Any]]:
-    """Kinds that take what this one makes, with the parameter that takes it."""
-    made = set(kind.makes) if kind else set()
-    for name, other in registry.all_kinds().items():
-        for parameter, field in references(other).items():
-            if made & set(field.types):
-                yield {
-                    "name": name,
-                    "label": other.label,
-                    "parameter": parameter,
-                    "reference": f"job:{job.pk}",
-                }
-                break
 
 
 def can_finalize(job: Job, kind: JobKind | None) -> bool:

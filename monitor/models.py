@@ -1,4 +1,5 @@
-"""What lets somebody in: API tokens with scopes, and keys that are good for one use (tickets, sign-in links)."""
+"""What lets somebody in: API tokens with scopes, and keys that are good for one use (tickets, sign-in links). And when
+they were here."""
 
 from __future__ import annotations
 
@@ -36,6 +37,19 @@ class ApiToken(AbstractAuthToken):
 
 def digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
+
+
+class Visit(models.Model):
+    """When somebody was here last: from `began_at` to `seen_at`, and before that until `left_at` (`monitor.visits`)."""
+
+    user = models.OneToOneField(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
+    left_at = models.DateTimeField(null=True, help_text="The end of the visit before; null at the first one")
+    began_at = models.DateTimeField()
+    seen_at = models.DateTimeField()
+    dismissed = models.BooleanField(default=False, help_text="What happened since was read")
+
+    def __str__(self) -> str:
+        return f"{self.user} {self.began_at:%Y-%m-%d %H:%M}"
 
 
 class OneTimeKey(models.Model):
@@ -76,3 +90,24 @@ class OneTimeKey(models.Model):
         if row is None or not cls.objects.filter(digest=row.digest).delete()[0]:
             return None
         return row
+
+
+class ToolCall(models.Model):
+    """An agent called a tool: who, which, how it went. The arguments leave only their digest here."""
+
+    at = models.DateTimeField(default=timezone.now, db_index=True)
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
+    token_id = models.UUIDField(
+        null=True, help_text="Public id of the token; none over standard input and output"
+    )
+    tool = models.CharField(max_length=100, blank=True, help_text="Empty for a name that no tool has")
+    arguments_digest = models.CharField(max_length=64, help_text="SHA-256 of the arguments")
+    outcome = models.CharField(max_length=60, help_text="ok, or the code of the error")
+    duration_ms = models.PositiveIntegerField()
+    job_id = models.UUIDField(null=True, help_text="The job that it made")
+
+    class Meta:
+        ordering = ["-at", "-id"]
+
+    def __str__(self) -> str:
+        return f"{self.tool or 'unknown tool'} by {self.user}: {self.outcome}"

@@ -1,4 +1,4 @@
-"""The pages. Each view asks another module what to show and renders it."""
+"""The pages of the Monitor and of jobs. Each view asks another module what to show and renders it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from django_htmx.middleware import HtmxDetails
 from rest_framework.exceptions import ValidationError
 
 from gpus.rest import ApiError, body
-from jobs import submit, verbs
+from jobs import templates, verbs
 from jobs.exceptions import Conflict
 from jobs.models import Job
 from jobs.serializers import may_see
-from monitor import board, figures, forms, joblist, jobpage
+from monitor import board, figures, joblist, jobpage, since, visits
 
 
 class Request(HttpRequest):
@@ -49,8 +49,10 @@ def monitor_parts(request: Request) -> HttpResponse:
 @vary_on_headers("HX-Request")
 def jobs(request: Request) -> HttpResponse:
     """The list; for htmx, whose filters changed, its rows alone."""
-    template = "jobs/_rows.html" if request.htmx else "jobs/jobs.html"
-    return render(request, template, joblist.page(request.user, request.GET))
+    context = joblist.page(request.user, request.GET)
+    if request.htmx:
+        return render(request, "jobs/_rows.html", context)
+    return render(request, "jobs/jobs.html", context | {"since": since.context(request.user)})
 
 
 @login_required
@@ -58,6 +60,14 @@ def jobs(request: Request) -> HttpResponse:
 def job_rows(request: Request) -> HttpResponse:
     """The rows alone: of a page of the list, or of the jobs that `ids` names."""
     return render(request, "jobs/_rows.html", joblist.page(request.user, request.GET))
+
+
+@login_required
+@require_POST
+def since_dismiss(request: Request) -> HttpResponse:
+    """What happened since the last visit was read."""
+    visits.dismiss(request.user)
+    return redirect("jobs")
 
 
 # One job ------------------------------------------------------------------------------------------------
@@ -159,35 +169,15 @@ def said(refusal: Exception) -> str:
     return str(refusal) if isinstance(refusal, Conflict) else body(refusal)["detail"]
 
 
-# New job ------------------------------------------------------------------------------------------------
 @login_required
-@require_safe
-def new(request: Request) -> HttpResponse:
-    return render(request, "new/new.html", {"stages": forms.stages()})
-
-
-@login_required
-def new_kind(request: Request, kind_name: str) -> HttpResponse:
-    form = kind_form(request, kind_name)
-    if request.method == "POST":
-        try:
-            return redirect("job", submit.submit(request.user, kind_name, form.data()).pk)
-        except (ValidationError, ApiError) as refusal:
-            form.refused(refusal)
-    context = {"form": form, "stages": forms.stages(), "place": form.place()}
-    return render(request, "new/kind.html", context, status=400 if form.errors else 200)
-
-
-@login_required
-def new_fit(request: Request, kind_name: str) -> HttpResponse:
-    """Where the job as typed so far would run: the picker alone."""
-    form = kind_form(request, kind_name)
-    return render(request, "new/_place.html", {"form": form, "place": form.place()})
-
-
-def kind_form(request: Request, kind_name: str) -> forms.KindForm:
-    typed = request.POST if request.method == "POST" else request.GET
+@require_POST
+def job_template(request: Request, job_id: UUID) -> HttpResponse:
+    """Keep the job's parameters under a name."""
+    wanted = mine(request, job_id)
+    name, shared = request.POST.get("template_name", "").strip(), "template_shared" in request.POST
     try:
-        return forms.KindForm(kind_name, request.user, typed, request.build_absolute_uri("/"))
-    except KeyError:
-        raise Http404(f"There is no kind {kind_name}.") from None
+        kept = templates.save(request.user, wanted.kind, name, templates.params_of(wanted), shared=shared)
+        messages.success(request, f"Kept as the template {kept.name!r}.")
+    except (ApiError, ValidationError) as refusal:
+        messages.error(request, said(refusal))
+    return redirect("job", job_id)

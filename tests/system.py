@@ -126,6 +126,13 @@ class System:
             return next(pid for pid, command in self.ours() if "mistudio forkserver" in command)
         return json.loads((self.home / "run" / "ready.json").read_text())["processes"][name]
 
+    def manage(self, *words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        """`manage.py` as the operator of this installation calls it."""
+        command = [sys.executable, "manage.py", *words]
+        return subprocess.run(
+            command, check=False, cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=timeout
+        )
+
     def kill(self, name: str, number: int = signal.SIGKILL) -> int:
         pid = self.pid(name)
         os.kill(pid, number)

@@ -105,6 +105,18 @@ class Kind(JobKind):
     stage = "saes"
     description = "Train a TopK sparse autoencoder with auxiliary loss, and export it in SAELens' layout."
     makes = ("sae",)
+    sweep = (
+        "site",
+        "architecture",
+        "d_sae",
+        "k",
+        "lr",
+        "tokens",
+        "batch_size",
+        "seed",
+        "aux_k",
+        "aux_coefficient",
+    )
     example = {
         "activations": "smollm2-135m-instruct-english-b4",
         "d_sae": 1024,
@@ -132,7 +144,8 @@ class Kind(JobKind):
         batch = sizes.batch_bytes(width, params["d_sae"], params["k"], params["batch_size"])
         training = {"batch": batch} | ({"buffer": sizes.buffer_bytes(manifest)} if on_cpu else {})
         parts |= sizes.widest(training, *self.measuring(params, manifest, on_cpu))
-        return Estimate.of(parts, disk_bytes=disk)
+        work = float(params["tokens"] * width * params["d_sae"])
+        return Estimate.of(parts, disk_bytes=disk, work=work)
 
     def estimate_stage(self, stage: str, params: Mapping[str, Any], inputs: Mapping[str, Input]) -> Estimate:
         """Of a finalizing, in the host's memory: the checkpoint, and the widest of the measurements."""

@@ -29,9 +29,9 @@ window.mistudio.charts = (() => {
     }
   });
 
-  function line({ token = "ink", dash, width = 1.5, fill, show = true, points = false }) {
+  function line({ token = "ink", dash, width = 1.5, fill, show = true, points = false, joined = false }) {
     return {
-      stroke: () => colour(token), width, dash: dash ? [5, 3] : undefined, show, spanGaps: false,
+      stroke: () => colour(token), width, dash: dash ? [5, 3] : undefined, show, spanGaps: joined,
       fill: fill && (() => faded(colour(token), fill)), points: { show: points },
     };
   }

@@ -1,4 +1,4 @@
-/* New job: another site on request; the keyboard keeps its place when the cards are fetched anew. */
+/* New job: another site on request, what was changed is marked; the keyboard keeps its place when the cards are fetched anew. */
 (() => {
   "use strict";
   const place = document.getElementById("place");
@@ -14,6 +14,19 @@
       row.querySelector("input").focus();
     });
   }
+
+  /* Run again with changes: a field that is not as it was says what it was. */
+  const value = (field) => {
+    const input = field.querySelector("input, select, textarea");
+    return input.type === "checkbox" ? (input.checked ? "yes" : "no") : input.value;
+  };
+  for (const field of document.querySelectorAll("[data-was]:not(:has(.sites, .several-choices))")) {
+    const mark = () => field.classList.toggle("changed", value(field) !== field.dataset.was);
+    field.addEventListener("input", mark);
+    field.addEventListener("change", mark);
+  }
+
+  document.querySelector("[data-submits]")?.addEventListener("change", ({ target }) => target.form.submit());
 
   /* A fragment that comes while somebody chooses a card, opens a section or copies, must not undo that. */
   let focused = null, opened = [];

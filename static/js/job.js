@@ -2,25 +2,15 @@
 (() => {
   "use strict";
   const { charts, whole, known, duration, fetched, throttled } = window.mistudio;
+  const { specOf, order, scaled, short, spaced } = window.mistudio.scales;
   const $ = (selector, place = document) => place.querySelector(selector);
   const parsed = (id) => JSON.parse(document.getElementById(id).textContent);
   const job = $("main").dataset.job;
-  const specs = parsed("chart-specs");
   const section = $("#curves");
   const plots = new Map(); // name of the metric -> {spec, place, output}
   let { curves } = parsed("points");
 
   /* Curves ---------------------------------------------------------------------------------------------- */
-  const specOf = (name) => specs.find((spec) => spec.names.includes(name)) ?? { title: name.replaceAll("_", " "), unit: "" };
-  const order = (name) => { const at = specs.findIndex((spec) => spec.names.includes(name)); return at < 0 ? specs.length : at; };
-  const scaled = (spec, value) => {
-    if (!known(value)) return null;
-    if (spec.log) return value > 0 ? Math.log10(value) : null;
-    return value * (spec.times ?? 1);
-  };
-  const small = (value) => value !== 0 && Math.abs(value) < 0.001;
-  const short = (value) => (small(value) ? value.toExponential().replace(/(\.\d)\d*/, "$1") : Math.abs(value) >= 10000 ? `${+(value / 1000).toPrecision(3)}k` : String(+value.toPrecision(3)));
-
   function lastStep() {
     return Math.max(1, ...Object.values(curves).map(([steps]) => steps.at(-1) ?? 0));
   }
@@ -51,14 +41,6 @@
     const element = Object.assign(document.createElement("div"), { className: "ends" });
     element.append(document.createElement("span"), document.createElement("span"));
     return element;
-  }
-
-  /** A flat curve still needs a scale; a known floor is kept. */
-  function spaced(lo, hi, floor) {
-    if (lo === null || lo === undefined) return [0, 1];
-    const bottom = floor !== undefined && lo >= floor ? floor : null;
-    const room = (hi - (bottom ?? lo)) * 0.06 || Math.abs(hi) * 0.1 || 1;
-    return [bottom ?? lo - room, hi + room];
   }
 
   function draw() {

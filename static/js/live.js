@@ -103,7 +103,8 @@ window.mistudio = (() => {
   });
 
   /* Socket ---------------------------------------------------------------------------------------------- */
-  const channels = new Set(words(main?.dataset.channels));
+  const channels = new Set(words(main?.dataset.channels)); // those of this page
+  const everywhere = ["system/gpus", "jobs"]; // the line of all cards, and what is told of one's own jobs
   let socket = null, tries = 0, retryAt = 0, wasOpen = false;
   let receivedAt = 0, ageThen = 0; // the last reading of the cards: when it came, how old it was
 
@@ -116,7 +117,7 @@ window.mistudio = (() => {
 
   function opened() {
     tries = retryAt = 0;
-    for (const channel of channels) send("subscribe", channel);
+    for (const channel of new Set([...channels, ...everywhere])) send("subscribe", channel);
     if (wasOpen) again();
     wasOpen = true;
     showAge();
@@ -142,7 +143,7 @@ window.mistudio = (() => {
 
   function received(frame) {
     if (frame.channel === "system/gpus" && frame.event === "system:metrics") readings(frame.data);
-    if (frame.event === "resync" || words(main.dataset.refetch).includes(frame.event)) refetch();
+    if (frame.event === "resync" || (channels.has(frame.channel) && words(main.dataset.refetch).includes(frame.event))) refetch();
     document.dispatchEvent(new CustomEvent("live:frame", { detail: frame }));
   }
 

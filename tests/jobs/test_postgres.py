@@ -28,11 +28,11 @@ def cluster() -> Iterator[Cluster]:
 @pytest.mark.parametrize("slow", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_it_holds_on_postgresql_too(cluster: Cluster, slow: bool) -> None:
     """`slow` runs the hundred rounds of the race for the last slot."""
-    names = ("test_states", "test_dispatch", "test_submit", "test_requests")
+    names = ("test_states", "test_dispatch", "test_queue", "test_submit", "test_requests")
     cards = ("test_history", "test_history_api")
     fast = [f"tests/jobs/{name}.py" for name in names] + [f"tests/gpus/{name}.py" for name in cards]
     tests = ["tests/jobs/test_dispatch.py"] if slow else fast
-    chosen = ["-k", "g15", "-m", "slow"] if slow else ["-k", "not documents", "-m", "not slow"]
+    chosen = ["-k", "g15 or at_once", "-m", "slow"] if slow else ["-k", "not documents", "-m", "not slow"]
     run_there(cluster, *tests, *chosen)
 
 

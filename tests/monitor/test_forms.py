@@ -15,7 +15,7 @@ from django.test import Client
 
 from gpus.models import Gpu
 from jobs import registry
-from jobs.models import Artifact, Job, Status
+from jobs.models import Artifact, Job, JobInput, Status
 from monitor.forms import KindForm
 from tests.conftest import make_card
 
@@ -144,6 +144,87 @@ def test_run_again_begins_with_the_old_parameters(alice: User, bob: User, three_
     assert 'value="77"' in signed_in(alice).get(f"/new/rehearsal/?again={old.pk}").content.decode()
     assert 'value="77"' not in signed_in(bob).get(f"/new/rehearsal/?again={old.pk}").content.decode()
     assert signed_in(alice).get("/new/rehearsal/?again=nonsense").status_code == 200
+
+
+def test_run_again_keeps_inputs_card_and_name_and_says_what_was_changed(
+    alice: User, three_cards: list[Gpu]
+) -> None:
+    made = Artifact.objects.create(type="capture", name="made", owner=alice)
+    old = Job.objects.create(
+        kind="rehearsal",
+        name="old",
+        owner=alice,
+        params={"steps": 77, "source": "job:1"},
+        gpu_request=three_cards[1].uuid,
+    )
+    JobInput.objects.create(job=old, parameter="source", artifact=made)
+    page = signed_in(alice).get(f"/new/rehearsal/?again={old.pk}").content.decode()
+    assert f'<option value="{made.pk}" selected>' in page
+    assert 'name="name" value="old"' in page
+    assert re.search(rf'value="{three_cards[1].uuid}" checked', page)
+    assert "changed" not in re.findall(r'class="field ?(\w*)"', page)
+    typed = {"name": "old", "steps": "-78", "source": str(made.pk), "on_card": "true", "again": str(old.pk)}
+    page = signed_in(alice).post("/new/rehearsal/", typed).content.decode()
+    assert re.search(r'class="field changed" data-was="77">', page)
+    assert '<input type="hidden" name="again"' in page
+
+
+def test_a_card_that_is_gone_is_not_swapped_in_silence(alice: User, three_cards: list[Gpu]) -> None:
+    old = Job.objects.create(kind="rehearsal", owner=alice, params={}, gpu_request="GPU-gone")
+    page = signed_in(alice).get(f"/new/rehearsal/?again={old.pk}").content.decode()
+    assert "Its card is not here any more; auto is chosen." in page
+
+
+# Several values -----------------------------------------------------------------------------------------
+def test_several_values_are_read_as_a_sweep(alice: User) -> None:
+    typed = {
+        "activations": "a",
+        "d_sae": "16 384; 8 192",
+        "k": "16,32 , 64",
+        "lr": "3e-4",
+        "architecture": "topk",
+    }
+    data = form_of(alice, "sae_training", **typed).data()
+    assert (data["d_sae"], data["k"], data["lr"]) == ([16384, 8192], [16, 32, 64], "3e-4")
+    assert data["architecture"] == "topk"
+
+
+def test_a_field_that_cannot_be_swept_takes_commas_between_digits(alice: User) -> None:
+    assert form_of(alice, "sae_training", ce_tokens="4,096").data()["ce_tokens"] == 4096
+
+
+def test_sites_to_try_are_rows(alice: User) -> None:
+    typed = QueryDict("name=&site.block=4&site.site=resid_post&site.block=5&site.site=resid_post")
+    assert len(KindForm("sae_training", alice, typed, "/").data()["site"]) == 2
+    one = QueryDict("name=&site.block=4&site.site=resid_post&site.block=&site.site=resid_post")
+    assert KindForm("sae_training", alice, one, "/").data()["site"] == {"block": "4", "site": "resid_post"}
+
+
+def test_a_form_says_how_many_jobs_it_makes_and_judges_the_largest(
+    alice: User, three_cards: list[Gpu]
+) -> None:
+    typed = {"name": "", "steps": "1, 2, 3", "estimate_mib": "10, 20480", "on_card": "true"}
+    page = signed_in(alice).post("/new/rehearsal/fit/", typed).content.decode()
+    assert "<b>6 jobs</b>" in page
+    assert "Queue 6 jobs" in page
+    assert "steps 1, estimate_mib 20480" in page
+    assert "buffers 20.0 GiB" in page
+    assert "then Rehearsal" not in page
+
+
+def test_a_form_with_several_values_queues_a_group(alice: User, three_cards: list[Gpu]) -> None:
+    answer = signed_in(alice).post("/new/rehearsal/", {"name": "pair", "steps": "1, 2", "on_card": "true"})
+    jobs = list(Job.objects.order_by("queued_at"))
+    assert answer.url == f"/groups/{jobs[0].group_id}/"
+    assert [job.name for job in jobs] == ["pair · steps 1", "pair · steps 2"]
+
+
+def test_a_bad_value_among_several_stands_at_its_field(alice: User, three_cards: list[Gpu]) -> None:
+    page = signed_in(alice).post("/new/rehearsal/", {"name": "", "steps": "1, -2"}).content.decode()
+    field = page[page.index('id="f-steps"') :]
+    assert 'value="1, -2"' in field[:200]
+    assert "With steps -2:" in field[:700]
+    assert not Job.objects.exists()
 
 
 # Inputs -------------------------------------------------------------------------------------------------

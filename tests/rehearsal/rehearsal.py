@@ -16,6 +16,7 @@ from typing import Any
 from rest_framework import serializers
 
 from jobs.exceptions import JobRejected, JobStopped
+from jobs.fields import ArtifactField
 from jobs.kind import Context, Estimate, Input, JobKind, Values
 
 
@@ -25,6 +26,7 @@ class Kind(JobKind):
     description = "Counts steps on a card."
     needs_gpu = "by_params"
     makes = ("capture",)
+    sweep = ("steps", "seconds_per_step", "estimate_mib")
     example = {"steps": 2, "seconds_per_step": 0.05}
 
     class Params(serializers.Serializer):
@@ -39,6 +41,7 @@ class Kind(JobKind):
         reject = serializers.BooleanField(default=False)
         children = serializers.IntegerField(default=0, max_value=5)
         journal = serializers.CharField(required=False)
+        source = ArtifactField("capture", required=False)  # not read: to be a link of a chain
         deaf = serializers.BooleanField(default=False)
         hand_over_at = serializers.IntegerField(min_value=0, default=0)  # steps without a card before it
         card_stage_mib = serializers.IntegerField(

@@ -15,7 +15,7 @@ from django.test import Client
 
 from gpus.models import Gpu
 from jobs import paths
-from jobs.models import Artifact, Job, JobEvent, JobMetric, Status
+from jobs.models import Artifact, Job, JobEvent, JobGroup, JobMetric, JobTemplate, Status
 from monitor.models import ApiToken
 from monitor.signin import BACKEND
 from tests.monitor.conftest import token_for
@@ -31,6 +31,8 @@ class World:
     artifact: Artifact
     token: ApiToken
     card: Gpu
+    group: JobGroup
+    template: JobTemplate
 
     def values(self, **others: Any) -> dict[str, Any]:
         """What stands at the placeholders of an address."""
@@ -38,6 +40,8 @@ class World:
             "id": self.job.pk,
             "job_id": self.job.pk,
             "artifact_id": self.artifact.pk,
+            "group_id": self.group.pk,
+            "template_id": self.template.pk,
             "uuid": self.card.uuid,
             "kind": "rehearsal",
             "kind_name": "rehearsal",
@@ -45,10 +49,10 @@ class World:
         } | others
 
     def id_for(self, address: str) -> Any:
-        """The `{id}` of an address: of the artifact, the token or the job."""
-        if "/artifacts/" in address:
-            return self.artifact.pk
-        return self.token.public_id if "/tokens/" in address else self.job.pk
+        """The `{id}` of an address: of the thing that it is about."""
+        things = {"artifacts": self.artifact.pk, "tokens": self.token.public_id, "groups": self.group.pk}
+        things |= {"templates": self.template.pk}
+        return next((pk for name, pk in things.items() if f"/{name}/" in address), self.job.pk)
 
 
 @pytest.fixture
@@ -62,7 +66,13 @@ def world(alice: User, three_cards: list[Gpu], settings: Any, tmp_path: Path) ->
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "hello.txt").write_text(SECRET)
     token_for(alice)
-    return World(alice, job, artifact, ApiToken.objects.get(), three_cards[0])
+    template = JobTemplate.objects.create(
+        kind="rehearsal", name="mine", owner=alice, params={"journal": SECRET}
+    )
+    group = JobGroup.objects.create(
+        kind="rehearsal", name="a sweep", owner=alice, swept={"journal": [SECRET]}
+    )
+    return World(alice, job, artifact, ApiToken.objects.get(), three_cards[0], group, template)
 
 
 def a_job(owner: User) -> Job:

@@ -70,6 +70,10 @@ PLACES: dict[str, dict[str, Place]] = {
     "/api/v1/jobs/{id}": {"GET": Place(REDUCED, "read")},
     **{f"/api/v1/jobs/{{id}}/{part}": {"GET": Place(OWNER, "read")} for part in PARTS},
     **{f"/api/v1/jobs/{{id}}/{verb}": {"POST": Place(OWNER, "control")} for verb in VERBS},
+    "/api/v1/groups/{id}": {"GET": Place(OWNER, "read")},
+    "/api/v1/groups/{id}/cancel": {"POST": Place(OWNER, "control")},
+    "/api/v1/templates": {"GET": Place(REDUCED, "read"), "POST": Place(USERS, "submit")},
+    "/api/v1/templates/{id}": {"DELETE": Place(OWNER, "control")},
     # REST: artifacts
     "/api/v1/artifacts": {"GET": Place(REDUCED, "read"), "POST": Place(USERS, "submit")},
     "/api/v1/artifacts/{id}": {
@@ -108,17 +112,26 @@ PLACES: dict[str, dict[str, Place]] = {
     "/jobs/{job_id}/resume": PRESS,
     "/jobs/{job_id}/retry": PRESS,
     "/jobs/{job_id}/finalize": PRESS,
+    "/jobs/{job_id}/template": PRESS,
+    "/jobs/since/dismiss": {"POST": Place(USERS)},
+    "/groups/{group_id}": {"GET": Place(OWNER)},
+    "/groups/{group_id}/parts": {"GET": Place(OWNER)},
+    "/groups/{group_id}/points": {"GET": Place(OWNER)},
+    "/groups/{group_id}/cancel": PRESS,
     "/artifacts": {"GET": Place(REDUCED)},
     "/artifacts/{artifact_id}": {"GET": Place(SHARED)},
     "/artifacts/{artifact_id}/change": PRESS,
     "/artifacts/{artifact_id}/delete": PRESS,
     "/health": {"GET": Place(REDUCED)},
     "/health/watchdog": SEE,
+    "/me": {"GET": Place(USERS), "POST": Place(USERS)},
     "/tokens": {"GET": Place(REDUCED), "POST": Place(USERS)},
     "/tokens/{id}/revoke": {"POST": Place(SELF)},
     "/new": SEE,
     "/new/{kind_name}": {"GET": Place(USERS), "POST": Place(USERS)},
     "/new/{kind_name}/fit": {"GET": Place(USERS), "POST": Place(USERS)},
+    "/new/{kind_name}/template": {"POST": Place(USERS)},
+    "/templates/{template_id}/delete": PRESS,
 }
 
 #: The channels of contract section 5; `jobs/{id}` and `system/gpu/{id}` are tested one by one.
