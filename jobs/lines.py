@@ -7,7 +7,7 @@ queued jobs cost what their few lines cost, and why a job far down the line wait
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,7 +106,7 @@ def standing() -> list[Standing]:
     return [of_row(head, found[head.pk]) for head in heads]
 
 
-def of_row(head: Job, row: dict[str, Any]) -> Standing:
+def of_row(head: Job, row: Mapping[str, Any]) -> Standing:
     return Standing(Line(row["line"]), head, row["least"], row["most"], row["told"] < row["all"])
 
 

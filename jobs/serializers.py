@@ -58,11 +58,11 @@ class WatchdogEventSerializer(serializers.ModelSerializer[WatchdogEvent]):
 
 
 class ManyJobs(serializers.ListSerializer[Any]):
-    def to_representation(self, jobs: Any) -> list[Any]:
+    def to_representation(self, jobs: Any) -> Any:
         """A page of jobs; why those wait that are queued is asked for all of them together."""
         page = list(jobs)
         lines.tell(page)
-        return [self.child.to_representation(job) for job in page]
+        return super().to_representation(page)
 
 
 class JobSerializer(serializers.ModelSerializer[Job]):
