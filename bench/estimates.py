@@ -109,7 +109,11 @@ def make_model(name: str) -> None:
     AutoTokenizer.from_pretrained(demo_folder()).save_pretrained(folder_of(name))
 
 
-def run_case(shelf: fake.Shelf, case: Case, wanted: list[str]) -> None:
+def is_wanted(name: str, words: list[str]) -> bool:
+    return not words or any(word in name for word in words)
+
+
+def run_case(shelf: fake.Shelf, case: Case) -> None:
     name, kind_name, params = case
     kind = registry.get(kind_name)
     serializer = kind.Params(data=params)
@@ -118,22 +122,19 @@ def run_case(shelf: fake.Shelf, case: Case, wanted: list[str]) -> None:
     references = [field for field in ("model", "activations") if given.get(field)]
     inputs = {field: shelf.named(given[field]) for field in references}
     estimate = estimates.formula(kind, given, inputs)
-    folder = name.replace(" ", "-").replace(",", "")
-    job = fake.FakeContext(shelf, folder, inputs)
+    job = fake.FakeContext(shelf, name.replace(" ", "-").replace(",", ""), inputs)
     job.device = "cpu"
-    if not wanted or any(word in name for word in wanted):
-        peak, seconds = peak_of(lambda: kind.run(job, given))
-        ratio = (estimate.memory_bytes or 0) / peak
-        parts = " ".join(f"{part} {size / 1e6:.0f}" for part, size in estimate.breakdown.items())
-        print(
-            f"{name:38} estimate {(estimate.memory_bytes or 0) / 1e6:6.0f} MB, peak {peak / 1e6:6.0f} MB, "
-            f"ratio {ratio:.2f}, {seconds:.0f} s  ({parts})",
-            flush=True,
-        )
+    peak, seconds = peak_of(lambda: kind.run(job, given))
+    parts = " ".join(f"{part} {size / 1e6:.0f}" for part, size in estimate.breakdown.items())
+    print(
+        f"{name:38} estimate {(estimate.memory_bytes or 0) / 1e6:6.0f} MB, peak {peak / 1e6:6.0f} MB, "
+        f"ratio {(estimate.memory_bytes or 0) / peak:.2f}, {seconds:.0f} s  ({parts})",
+        flush=True,
+    )
 
 
-def stock(shelf: fake.Shelf) -> None:
-    """The model and activations that later cases take, made in processes of their own as well."""
+def stock(shelf: fake.Shelf, wanted: list[str]) -> None:
+    """The models and activations that the wanted cases take."""
     for kind_name, params in (
         ("model_download", {"source": "demo"}),
         (
@@ -142,7 +143,7 @@ def stock(shelf: fake.Shelf) -> None:
         ),
     ):
         fake.run(registry.get(kind_name), shelf, job=kind_name, **params)
-    for name in SHAPES:
+    for name in SHAPES if not wanted else [name for name in SHAPES if any(name in word for word in wanted)]:
         if not (folder_of(name) / "config.json").exists():
             make_model(name)
         source = {"source": str(folder_of(name))}
@@ -163,14 +164,15 @@ def main() -> None:
         shelf, notes = fake.Shelf(Path(folder)), Path(folder) / "shelf.pickle"
 
         def made() -> None:
-            stock(shelf)
+            stock(shelf, wanted)
             notes.write_bytes(pickle.dumps(shelf.items))
 
         peak, seconds = peak_of(made)
         print(f"stock made in {seconds:.0f} s, peak {peak / 1e6:.0f} MB", flush=True)
         shelf.items = pickle.loads(notes.read_bytes())
         for case in cases(shelf):
-            run_case(shelf, case, wanted)
+            if is_wanted(case[0], wanted):
+                run_case(shelf, case)
 
 
 if __name__ == "__main__":
