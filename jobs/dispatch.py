@@ -10,8 +10,6 @@ import heapq
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import reduce
-from operator import or_
 from typing import TypeVar
 from uuid import UUID
 
@@ -101,12 +99,12 @@ def answerable(standing: Standing, board: Board) -> Q | None:
     if (now := room(line, board)) > SHUT and standing.has_at_most(now):
         found.append(needs(at_most=now))
     if board.kept and (ahead := room(line, board, ahead=True)) > SHUT:
-        found.append(needs(at_most=ahead) & reduce(or_, map(lines.ahead_of, board.kept.values())))
+        found.append(needs(at_most=ahead) & lines.any_of(map(lines.ahead_of, board.kept.values())))
     if (limit := beyond(line, board)) == SHUT:
         found.append(Q(line__isnull=False))
     elif standing.has_over(limit):
         found.append(Q(need_bytes__gt=limit))
-    return reduce(or_, found) if found else None
+    return lines.any_of(found) if found else None
 
 
 def needs(at_most: float) -> Q:

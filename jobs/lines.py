@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from django.conf import settings
@@ -133,9 +135,8 @@ def tell(jobs: Iterable[Job]) -> None:
             say(job, limits.wait_of(busy[job.owner_id]))
         else:
             by_line[job.line].append(job)
-    cards = list(Gpu.objects.filter(removed_at=None).order_by("index")) if by_line else []
-    for name, asking in by_line.items():
-        Front(Line(name), cards).tell(asking)
+    if by_line:
+        Places(by_line).tell()
 
 
 def later(job: Job) -> bool:
@@ -148,54 +149,99 @@ def say(job: Job, wait: Wait) -> None:
     job.waiting_for = wait.as_dict() | {"since": since}
 
 
-class Front:
-    """The beginning of a line as it stands now."""
+class Places:
+    """Where jobs stand in their lines: a fixed number of queries, however many lines and jobs these are."""
 
-    def __init__(self, line: Line, known: list[Gpu]) -> None:
-        self.line = line
-        self.cards = cards_of(line, known)
-        self.head = line.jobs().only("waiting_for").first()
+    def __init__(self, asking: Mapping[str, list[Job]]) -> None:
+        self.asking = {name: sorted(jobs, key=place_in_order) for name, jobs in asking.items()}
+        self.heads = heads_of(asking)
+        self.cards = list(Gpu.objects.filter(removed_at=None).order_by("index"))
+        self.before = self.counted()
+        self.takes = self.seconds()
 
-    def tell(self, asking: list[Job]) -> None:
-        """The first of the line says itself why it waits; of the others, how many stand before each."""
-        for job, before in self.counted(asking):
-            if before and self.head:
-                say(job, self.turn(self.head, before))
+    def tell(self) -> None:
+        """The first of a line says itself why it waits; of the others, how many stand before each."""
+        for name, jobs in self.asking.items():
+            for job in jobs:
+                if name in self.heads and self.before.get(job.pk):
+                    say(job, self.turn(Line(name), self.before[job.pk]))
 
-    def turn(self, head: Job, before: int) -> Wait:
-        uuid = self.line.uuids[0] if len(self.line.uuids) == 1 else None
+    def turn(self, line: Line, before: int) -> Wait:
+        head, cards = self.heads[line.name], cards_of(line, self.cards)
         says = head.waiting_for or {}
-        detail = f"{ordinal(before + 1)} in line for {self.asked()}"
+        detail = f"{ordinal(before + 1)} in line for {asked_by(line, cards)}"
         if says.get("reason") in OF_CARDS:  # other messages are its owner's
             detail += f"; the first waits: {says['detail']}"
-        return Wait("turn", detail, uuid, str(head.pk), self.expected(says.get("eta_seconds"), before))
+        uuid = line.uuids[0] if len(line.uuids) == 1 else None
+        return Wait("turn", detail, uuid, str(head.pk), self.expected(line, cards, before))
 
-    def counted(self, asking: list[Job]) -> list[tuple[Job, int]]:
-        """Each with how many stand before it, in two queries: those of one page mostly stand together."""
-        first, last = min(asking, key=place_in_order), max(asking, key=place_in_order)
-        before = self.line.jobs().filter(ahead_of(first)).count()
-        among = self.line.jobs().exclude(ahead_of(first)).filter(Q(pk=last.pk) | ahead_of(last))
-        here = {pk: before + n for n, pk in enumerate(among.values_list("pk", flat=True))}
-        return [(job, here.get(job.pk, before)) for job in asking]
+    def counted(self) -> dict[Any, int]:
+        """By job, how many stand before it. Those of one page mostly stand together: who is among them is listed."""
+        ahead = any_of(Q(line=name) & ahead_of(jobs[0]) for name, jobs in self.asking.items())
+        before = dict(Job.objects.filter(ahead).order_by().values_list("line").annotate(n=Count("pk")))
+        here = any_of(Q(line=name) & from_to(jobs[0], jobs[-1]) for name, jobs in self.asking.items())
+        found: dict[Any, int] = {}
+        for line, pk in Job.objects.filter(here).order_by("line", *ORDER).values_list("line", "pk"):
+            found[pk] = before.setdefault(line, 0)
+            before[line] += 1
+        return found
 
-    def asked(self) -> str:
-        if self.line.on_cpu:
-            return "the CPU"
-        named = ", ".join(str(card.index) for card in self.cards)
-        return f"card {named}" if self.line.uuids else "any card"
+    def seconds(self) -> dict[str, list[float | None]]:
+        """By line, what those near its beginning take, in order; where the first knows how long it still waits."""
+        last = {
+            name: near[-1]
+            for name, jobs in self.asking.items()
+            if self.waits_of(name) is not None
+            and (near := [job for job in jobs if 0 < self.before.get(job.pk, 0) <= TOLD])
+        }
+        found: dict[str, list[float | None]] = defaultdict(list)
+        if last:
+            rows = Job.objects.filter(any_of(Q(line=name) & ahead_of(job) for name, job in last.items()))
+            for line, takes in rows.order_by("line", *ORDER).values_list("line", "estimate__seconds"):
+                found[line].append(takes)
+        return found
 
-    def expected(self, waits: float | None, before: int) -> float | None:
+    def waits_of(self, name: str) -> float | None:
+        head = self.heads.get(name)
+        return (head.waiting_for or {}).get("eta_seconds") if head else None
+
+    def expected(self, line: Line, cards: list[Gpu], before: int) -> float | None:
         """Seconds until so many have started: what the first still waits, then the others, over all slots."""
-        if waits is None or before > TOLD or not (slots := self.slots()):
+        waits, takes, slots = self.waits_of(line.name), self.takes[line.name][:before], slots_of(line, cards)
+        if waits is None or len(takes) < before or None in takes or not slots:
             return None
-        takes = [seconds for (seconds,) in self.line.jobs().values_list("estimate__seconds")[:before]]
-        return None if None in takes else waits + sum(takes) / slots
+        return waits + sum(seconds or 0 for seconds in takes) / slots
 
-    def slots(self) -> int:
-        if self.line.on_cpu:
-            return settings.MISTUDIO_CPU_JOBS if self.line.asks == "cpu" else 1
-        limit = "interactive_slots" if self.line.job_class == "interactive" else "max_jobs"
-        return sum(getattr(card, limit) for card in self.cards)
+
+def heads_of(names: Iterable[str]) -> dict[str, Job]:
+    """The first of each line, whether it may start yet or not."""
+    firsts = Job.objects.filter(line=OuterRef("line")).order_by(*ORDER).values("pk")[:1]
+    known = Job.objects.filter(line__in=list(names)).order_by().values("line").annotate(n=Count("pk"))
+    heads = known.annotate(head=Subquery(firsts)).values_list("head", flat=True)
+    return {job.line: job for job in Job.objects.filter(pk__in=list(heads)).only("line", "waiting_for")}
+
+
+def any_of(conditions: Iterable[Q]) -> Q:
+    return reduce(or_, conditions)
+
+
+def from_to(first: Job, last: Job) -> Q:
+    """Both and whoever stands between them."""
+    return ~ahead_of(first) & (Q(pk=last.pk) | ahead_of(last))
+
+
+def asked_by(line: Line, cards: list[Gpu]) -> str:
+    """What a line is for, in words."""
+    if line.on_cpu:
+        return "the CPU"
+    return f"card {', '.join(str(card.index) for card in cards)}" if line.uuids else "any card"
+
+
+def slots_of(line: Line, cards: list[Gpu]) -> int:
+    if line.on_cpu:
+        return settings.MISTUDIO_CPU_JOBS if line.asks == "cpu" else 1
+    limit = "interactive_slots" if line.job_class == "interactive" else "max_jobs"
+    return sum(getattr(card, limit) for card in cards)
 
 
 def cards_of(line: Line, known: list[Gpu]) -> list[Gpu]:
