@@ -7,7 +7,7 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from jobs import lines
+from jobs import places
 from jobs.models import Artifact, Attempt, Job, JobEvent, WatchdogEvent
 from jobs.people import Person, is_staff
 
@@ -61,7 +61,7 @@ class ManyJobs(serializers.ListSerializer[Any]):
     def to_representation(self, jobs: Any) -> Any:
         """A page of jobs; why those wait that are queued is asked for all of them together."""
         page = list(jobs)
-        lines.tell(page)
+        places.tell(page)
         return super().to_representation(page)
 
 
@@ -135,7 +135,7 @@ class JobSerializer(serializers.ModelSerializer[Job]):
 
     def to_representation(self, job: Job) -> dict[str, Any]:
         if self.parent is None and not self.context.get("as_stored"):
-            lines.tell([job])
+            places.tell([job])
         data = super().to_representation(job)
         return data if may_see(job, self.context.get("user")) else without_private(data)
 

@@ -10,7 +10,7 @@ from uuid import UUID
 from django.contrib.auth.models import User
 from django.db.models import QuerySet
 
-from jobs import lines, registry
+from jobs import places, registry
 from jobs.models import Job, Lease, Status
 from jobs.serializers import may_see
 from monitor import board, words
@@ -25,7 +25,7 @@ def page(user: User, asked: Mapping[str, str], size: int = PAGE) -> dict[str, An
     start = whole(asked.get("from", ""))
     jobs = by_ids(asked["ids"]) if asked.get("ids") else filtered(user, chosen)[start : start + size + 1]
     gpus, shown = board.gpu_map(), list(jobs)
-    lines.tell(shown)
+    places.tell(shown)
     remaining = words.remaining_of(shown)
     return {
         "rows": [row(job, user, gpus, remaining) for job in shown[:size]],

@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from gpus.models import Gpu, Host
-from jobs import dispatch, lines, placement, submit
+from jobs import dispatch, placement, places, submit
 from jobs.memory import GIB
 from jobs.models import Job, Lease, Status
 from monitor import joblist
@@ -44,7 +44,7 @@ def end_all() -> None:
 def told(job: Job) -> dict[str, Any]:
     """Why it waits, as somebody reads it who asks now."""
     job.refresh_from_db()
-    lines.tell([job])
+    places.tell([job])
     return job.waiting_for or {}
 
 
@@ -169,7 +169,7 @@ def test_an_unknown_length_before_it_leaves_the_start_open(alice: User, three_ca
     ("number", "word"), [(1, "1st"), (2, "2nd"), (11, "11th"), (23, "23rd"), (112, "112th")]
 )
 def test_it_counts_as_people_do(number: int, word: str) -> None:
-    assert lines.ordinal(number) == word
+    assert places.ordinal(number) == word
 
 
 # Limits of a user ---------------------------------------------------------------------------------------------
