@@ -246,6 +246,10 @@ def test_a_large_job_that_small_ones_pass_comes_to_its_turn(alice: User, shared:
     assert after_dispatch(third).status == "queued"
     waits = told(third)
     assert (waits["reason"], waits["job_id"]) == (reason, str(large.pk))
+    answer = client_of(alice).post("/api/v1/system/gpu-fit/", {"kind": "rehearsal", "params": {}}).data
+    assert (
+        answer["auto"]["detail"] == "card 0 is kept for large, which needs 20.0 GiB and was passed by others"
+    )
     assert "the card is kept for it" in after_dispatch(large).waiting_for["detail"]
     end(running)
     assert after_dispatch(large).status == "starting"
