@@ -70,10 +70,11 @@ def start_next(until: float) -> bool | None:
 def call_up(until: float) -> None:
     """Those whose forerunners have ended step into their lines, wait for the next one, or are held."""
     ended = Job.objects.filter(status=Status.QUEUED, cancel_requested_at=None, waits_on__status__in=FINAL)
-    found = ended.values_list("pk", "waits_on__status", "need_bytes")
-    simple = [pk for pk, status, need in found if status == Status.SUCCEEDED and need is not None]
-    Job.objects.filter(pk__in=simple, status=Status.QUEUED).update(waits_on=None, waiting_for=None)
-    for pk in (pk for pk, *_ in found if pk not in simple):
+    if not ended.exists():
+        return
+    simple = ended.filter(waits_on__status=Status.SUCCEEDED, need_bytes__isnull=False)
+    Job.objects.filter(pk__in=simple.values("pk")).update(waits_on=None, waiting_for=None)
+    for pk in ended.values_list("pk", flat=True):
         if time.monotonic() > until:
             return
         step_up(lines.whole(Job.objects.filter(pk=pk, status=Status.QUEUED)).first())
