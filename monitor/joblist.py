@@ -55,8 +55,8 @@ def named(asked: Mapping[str, str]) -> QuerySet[Job] | None:
 
 
 def lines(jobs: QuerySet[Job]) -> QuerySet[Job]:
-    """One job for each line of the list: of a group, the last of those that were found. (Ids are ordered in time; a window
-    over all jobs would read them all for each page.)"""
+    """One job for each line of the list: of a group, the last of those that were found. Ids are ordered in time; a
+    window would read all jobs for each page."""
     later = jobs.order_by().filter(group_id=OuterRef("group_id"), pk__gt=OuterRef("pk"))
     return jobs.exclude(Exists(later))
 
