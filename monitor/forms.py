@@ -117,8 +117,10 @@ class KindForm:
     @property
     def name_again(self) -> str:
         """The name of the job that is run again; of a group's member the group's, which its values are added to."""
-        group = JobGroup.objects.filter(pk=self.again.group_id).first() if self.again else None
-        return group.name if group else (self.again.name if self.again else "")
+        if self.again is None:
+            return ""
+        group = JobGroup.objects.filter(pk=self.again.group_id).first() if self.again.group_id else None
+        return group.name if group else self.again.name
 
     def many(self, name: str) -> bool:
         return name in self.kind.sweep

@@ -103,7 +103,7 @@ def test_it_waits_for_the_jobs_that_it_was_told_to_follow(post: Any, alice: User
     first = make_job(alice, status=Status.RUNNING)
     job = post(steps=1, after=[str(first.pk)])
     assert job.status_code == 201
-    assert job.data["after"] == [first.pk]
+    assert job.data["after"] == [str(first.pk)]
     dispatch.schedule()
     row = Job.objects.get(pk=job.data["id"])
     assert (row.status, row.waiting_for["reason"], row.waiting_for["job_id"]) == (
