@@ -9,7 +9,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from gpus import api
-from gpus.models import Gpu, GpuEvent, Host, Pulse
+from gpus.models import Gpu, GpuEvent, Host, Maintenance, Pulse
 
 
 class ReadOnly(admin.ModelAdmin[Any]):
@@ -108,3 +108,9 @@ class GpuEventAdmin(ReadOnly):
 @admin.register(Pulse)
 class PulseAdmin(ReadOnly):
     list_display = ["name", "at"]
+
+
+@admin.register(Maintenance)
+class MaintenanceAdmin(ReadOnly):
+    list_display = ["began_at", "ended_at", "host", "by", "note"]
+    list_select_related = ["host"]

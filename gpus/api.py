@@ -16,7 +16,7 @@ from rest_framework.views import APIView
 
 from gpus import health, owners, shapes
 from gpus.choice import KnownCards
-from gpus.models import Gpu, GpuEvent, Host
+from gpus.models import Gpu, GpuEvent, Host, Maintenance
 from gpus.rest import ApiError, HasScope, NoLogin
 from gpus.schema import schema_of
 
@@ -60,6 +60,7 @@ class HostState(TypedDict):
     worker_alive: bool
     worker_seen_at: str | None
     backend_error: str | None
+    maintenance: str | None
     sampled_at: str | None
     cpu: dict[str, Any] | None
     memory: dict[str, Any] | None
@@ -110,8 +111,9 @@ def card_state(gpu: Gpu, hold: owners.Hold) -> Card:
     }
 
 
-def host_state(host: Host) -> HostState:
+def host_state(host: Host, maintenances: list[Maintenance]) -> HostState:
     reading = host.reading
+    told = [one.sentence for one in maintenances if one.host_id in (None, host.pk)]
     return {
         "host": host.name,
         "agent_alive": host.agent_alive(),
@@ -119,6 +121,7 @@ def host_state(host: Host) -> HostState:
         "worker_alive": host.worker_alive(),
         "worker_seen_at": shapes.iso(host.worker_seen_at),
         "backend_error": host.backend_error or None,
+        "maintenance": told[0] if told else None,
         "sampled_at": reading.get("sampled_at"),
         "cpu": reading.get("cpu"),
         "memory": reading.get("memory"),
@@ -129,7 +132,7 @@ def host_state(host: Host) -> HostState:
 
 def everything(gpu_id: str | None = None, host: str | None = None) -> Everything:
     found = cards(gpu_id, host)
-    holds = owners.holds()
+    holds, maintenances = owners.holds(), list(Maintenance.in_force())
     hosts = Host.objects.order_by("name")
     return {
         "gpu_available": bool(found),
@@ -137,7 +140,7 @@ def everything(gpu_id: str | None = None, host: str | None = None) -> Everything
         "timestamp": cast(str, shapes.iso(timezone.now())),
         "gpus": [card_state(gpu, holds.get(gpu.uuid, owners.NOTHING)) for gpu in found],
         "aggregate": shapes.aggregate([metrics_of(gpu) for gpu in found]),
-        "hosts": [host_state(one) for one in (hosts.filter(name=host) if host else hosts)],
+        "hosts": [host_state(one, maintenances) for one in (hosts.filter(name=host) if host else hosts)],
     }
 
 

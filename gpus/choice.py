@@ -206,6 +206,11 @@ def cpu_allowed(known: KnownCards | None = None) -> bool:
     )
 
 
+def device(*, needs_card: bool) -> str:
+    """What a job's mathematics runs on: a card (`cuda`), or the CPU where it needs none or there can be none."""
+    return "cuda" if needs_card and not cpu_allowed() else "cpu"
+
+
 def require_driver(known: KnownCards) -> None:
     """`auto` needs a card that may come: here or had once, a driver that may recover, or the CPU instead."""
     may_come = settings.MISTUDIO_GPU_BACKEND == "simulated" or driver_present()

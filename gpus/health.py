@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypedDict
 
@@ -36,11 +37,20 @@ class Checks(TypedDict):
     canary_age_s: float | None
     beat_age_s: float | None
     watchdog_age_s: float | None
+    failed_launches: int | None
 
 
 class Health(TypedDict):
     status: Literal["ok", "degraded"]
     checks: Checks
+
+
+_counters: list[Callable[[], int]] = []
+
+
+def register(failed_launches: Callable[[], int]) -> None:
+    """Let the floor above say how many jobs wait because their launch failed again and again."""
+    _counters[:] = [failed_launches]
 
 
 def state() -> Health:
@@ -65,6 +75,7 @@ def _checks(database: Word, hosts: Any, pulses: dict[str, datetime]) -> Checks:
         "canary_age_s": _age(min(canaries, default=None)),
         "beat_age_s": _age(pulses.get("beat")),
         "watchdog_age_s": _age(min(_pulses(pulses, "watchdog"), default=None)),
+        "failed_launches": None if known is None else sum(count() for count in _counters),
     }
 
 
@@ -118,6 +129,7 @@ def good(checks: Checks) -> dict[str, bool]:
         "canary_age_s": _young(checks["canary_age_s"], CANARY_SECONDS),
         "beat_age_s": _young(checks["beat_age_s"], BEAT_SECONDS),
         "watchdog_age_s": _young(checks["watchdog_age_s"], WATCHDOG_SECONDS),
+        "failed_launches": not checks["failed_launches"],
     }
 
 

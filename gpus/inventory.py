@@ -6,6 +6,7 @@ outage the next write tells the same story, once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,6 +23,9 @@ from gpus.shapes import iso
 
 #: What only a card that was read can say.
 READ = ("reading", "sampled_at", "last_seen_at", "processes", "processes_at")
+
+#: Who writes down more about events in their transaction; floors above register here.
+listeners: list[Callable[[list[GpuEvent]], None]] = []
 
 
 @dataclass
@@ -49,6 +53,8 @@ def record(sight: Sight) -> list[GpuEvent]:
         ]
         events += [_remove(host, gpu) for gpu in rows.values() if _gone(gpu, sight)]
         GpuEvent.objects.bulk_create(events)
+        for listen in listeners if events else ():
+            listen(events)
         transaction.on_commit(partial(_publish, events))
     return events
 

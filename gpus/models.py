@@ -109,6 +109,40 @@ class GpuEvent(models.Model):
         return f"{self.event} {self.uuid}"
 
 
+class Maintenance(models.Model):
+    """No new job starts, on one host or on all of them, until it ends. Ended ones stay as the record."""
+
+    host = models.ForeignKey(
+        Host, null=True, on_delete=models.CASCADE, related_name="+", help_text="Empty: all hosts"
+    )
+    by = models.CharField(max_length=150)
+    note = models.CharField(max_length=200, blank=True)
+    began_at = models.DateTimeField(default=timezone.now)
+    ended_at = models.DateTimeField(null=True)
+    paused = models.JSONField(default=dict, help_text="The jobs that it asked to pause: id to attempt")
+
+    class Meta:
+        ordering = ["began_at"]
+
+    def __str__(self) -> str:
+        return f"maintenance of {self.host or 'all hosts'}"
+
+    @classmethod
+    def in_force(cls) -> models.QuerySet[Maintenance]:
+        return cls.objects.filter(ended_at=None).select_related("host")
+
+    @classmethod
+    def of(cls, host: Host) -> Maintenance | None:
+        """What keeps this host from starting jobs now."""
+        return cls.in_force().filter(models.Q(host=None) | models.Q(host=host)).first()
+
+    @property
+    def sentence(self) -> str:
+        where = f"on {self.host}" if self.host else "on any host"
+        since = f"since {self.began_at:%H:%M} UTC by {self.by}"
+        return f"maintenance {since}{f' ({self.note})' if self.note else ''}: no job starts {where} until it ends"
+
+
 class Pulse(models.Model):
     """A sign of life of a part that has no row of its own: beat, a queue's canary, the watchdog."""
 

@@ -16,7 +16,18 @@ from django.utils.html import format_html
 from django_celery_beat import models as beat
 
 from jobs.exceptions import Conflict
-from jobs.models import Artifact, Attempt, Job, JobEvent, JobInput, JobMetric, Lease, WatchdogEvent
+from jobs.models import (
+    Artifact,
+    Attempt,
+    Job,
+    JobEvent,
+    JobInput,
+    JobMetric,
+    Lease,
+    MailChoice,
+    Message,
+    WatchdogEvent,
+)
 
 
 def link(row: Model | None) -> str:
@@ -294,3 +305,25 @@ class PeriodicTaskAdmin(ReadOnly):
 
     list_display = ("name", "task", "interval", "enabled", "last_run_at", "total_run_count")
     list_select_related = ("interval",)
+
+
+@admin.register(Message)
+class MessageAdmin(ReadOnly):
+    list_display = (
+        "created_at",
+        "event",
+        "channel",
+        "address",
+        "tries",
+        "due_at",
+        "sent_at",
+        "given_up_at",
+        "last_error",
+    )
+    list_filter = ("channel", "event", "created_at")
+
+
+@admin.register(MailChoice)
+class MailChoiceAdmin(ReadOnly):
+    list_display = ("user", "when")
+    list_select_related = ("user",)

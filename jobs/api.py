@@ -139,10 +139,12 @@ class UnknownKind(APIView):
 
 
 class Verb(OneJob):
-    """cancel · hold · release · pause · resume · retry: 202 with the job, or 409 with the reason."""
+    """cancel · hold · release · pause · resume · retry · finalize: 202 with the job, or 409 with the reason."""
 
     scope = "control"
     name = ""
+    #: What the body may hold.
+    fields: type[serializers.Serializer[Any]] = serializers.Serializer
 
     @extend_schema(request=None, responses={202: JobSerializer})
     def post(self, request: Request, id: str) -> Response:
@@ -164,12 +166,16 @@ def refuse_unknown(body: dict[str, Any], fields: serializers.Serializer[Any], wh
         raise serializers.ValidationError({name: [sentence] for name in sorted(unknown)})
 
 
+SAME_CARD = "auto, an index of gpu-list, or a card's UUID; without it the card of the last attempt."
+
+
 class ResumeFields(serializers.Serializer[Any]):
-    gpu = serializers.JSONField(required=False, allow_null=True)
+    gpu = serializers.JSONField(required=False, allow_null=True, help_text=SAME_CARD)
 
 
 class Resume(Verb):
     name = "resume"
+    fields = ResumeFields
 
     @extend_schema(request=ResumeFields, responses={202: JobSerializer})
     def post(self, request: Request, id: str) -> Response:
@@ -181,17 +187,20 @@ class Resume(Verb):
 
 
 class RetryFields(serializers.Serializer[Any]):
-    gpu = serializers.JSONField(required=False, allow_null=True)
-    params = serializers.DictField(required=False)
+    gpu = serializers.JSONField(required=False, allow_null=True, help_text=SAME_CARD)
+    params = serializers.DictField(required=False, help_text="Parameters that are to be others this time.")
 
 
-RetryFields._declared_fields["from"] = serializers.ChoiceField(["checkpoint", "start"], required=False)
+RetryFields._declared_fields["from"] = serializers.ChoiceField(
+    ["checkpoint", "start"], required=False, help_text="checkpoint where there is one, unless said otherwise."
+)
 
 
 class Retry(Verb):
     """A new job on the same card (or `gpu`), from the checkpoint where there is one."""
 
     name = "retry"
+    fields = RetryFields
 
     @extend_schema(request=RetryFields, responses={202: JobSerializer})
     def post(self, request: Request, id: str) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -12,15 +13,17 @@ from django.conf import settings
 from django.utils import timezone
 
 from gpus import agent_client
-from gpus.models import Gpu, Host, within
+from gpus.models import Gpu, Host, Maintenance, within
 from gpus.readings import is_split
 from gpus.timing import PROCESS_LIST_SECONDS, scaled
 from jobs.memory import CardMemory, card_memory, still_to_take
-from jobs.models import Lease, WatchdogEvent
+from jobs.models import Job, Lease, WatchdogEvent
 from jobs.ownership import LATELY_SECONDS, Known, known_members, owners_among
 
 #: A card that is closed for one of these may open by itself; the others need a person.
-PASSING = ("host_lost", "stale", "quarantined", "worker_silent", "driver")
+PASSING = ("host_lost", "stale", "quarantined", "worker_silent", "driver", "maintenance")
+#: On the CPU, too, a long job keeps nobody from a short question.
+CPU_INTERACTIVE = 1
 
 
 @dataclass(frozen=True)
@@ -65,14 +68,24 @@ class Slots:
         """Sampled free memory less reservations; None when the card does not say."""
         return self.memory.free_for_jobs
 
+    @property
+    def uses_host_memory(self) -> bool:
+        return self.gpu is None or self.gpu.simulated
+
     def fits_now(self, need: int | None) -> bool:
-        on_host = self.gpu is None or not self.gpu.simulated or self.host_fits(need)
-        return self.memory.holds(need) and on_host
+        return self.memory.holds(need) and (not self.uses_host_memory or self.host_fits(need))
 
     def host_fits(self, need: int | None) -> bool:
         """Whether the host's own memory holds the job: that of the CPU's jobs and of simulated cards."""
+        return (need or 0) <= self.host_room()
+
+    def host_room(self) -> float:
         here = self.host.name == settings.MISTUDIO_HOST_NAME
-        return not here or psutil.virtual_memory().available - self.host_reserved >= (need or 0)
+        return psutil.virtual_memory().available - self.host_reserved if here else math.inf
+
+    def room(self) -> float:
+        """The largest job, in bytes, that fits now."""
+        return min(self.memory.room_now, self.host_room() if self.uses_host_memory else math.inf)
 
     def look(self, known: Known) -> None:
         """The card's memory as its row has it; a list that grew old says nothing."""
@@ -97,11 +110,14 @@ class Slots:
 
 
 class Board:
-    """All resources of living hosts. `closed` says, per resource, why a card takes nothing at all."""
+    """All resources of living hosts. `closed` says, per resource, why a card takes nothing at all; `kept`, for which
+    job a card is kept free: those behind it in the queue do not start there (`placement.keep`)."""
 
     def __init__(self) -> None:
         self.slots: dict[str, Slots] = {}
         self.closed: dict[str, Closed] = {}
+        self.kept: dict[str, Job] = {}
+        self.maintenances = list(Maintenance.in_force())
         self._add_resources(self._leases())
         self._reserve_host_memory()
 
@@ -116,7 +132,8 @@ class Board:
         known = {}
         for host in Host.objects.all():
             name, known[host.pk] = f"cpu:{host.name}", known_members(host.name)
-            self._add(Slots(name, host, {"batch": settings.MISTUDIO_CPU_JOBS}, None, leases[name]))
+            limits = {"batch": settings.MISTUDIO_CPU_JOBS, "interactive": CPU_INTERACTIVE}
+            self._add(Slots(name, host, limits, None, leases[name]))
         just_ended, ghosts = lately_ended(), haunted_cards()
         for gpu in Gpu.objects.select_related("host"):
             limits = {"batch": gpu.max_jobs, "interactive": gpu.interactive_slots}
@@ -137,8 +154,13 @@ class Board:
 
     def _add(self, slots: Slots) -> None:
         self.slots[slots.resource] = slots
-        if reason := closed_because(slots):
+        if reason := self._maintained(slots.host) or closed_because(slots):
             self.closed[slots.resource] = reason
+
+    def _maintained(self, host: Host) -> Closed | None:
+        """Before anything else: in a maintenance no card is given, and none is refused for what is done to it."""
+        told = [one.sentence for one in self.maintenances if one.host_id in (None, host.pk)]
+        return Closed("maintenance", told[0]) if told else None
 
     def cards(self) -> list[Slots]:
         return [s for s in self.slots.values() if s.gpu is not None]

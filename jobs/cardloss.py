@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from django.db.models import Q
 
@@ -16,18 +17,38 @@ NOTICE_SECONDS = 6.0
 GONE = Q(lost_at__isnull=False) | Q(removed_at__isnull=False)
 
 
-def sentence(attempt: Attempt) -> str:
-    """What became of the first card of the attempt that is gone; empty while all are there."""
+@dataclass(frozen=True)
+class Loss:
+    """What was lost, in a sentence, and the reason of a failure that comes of it."""
+
+    sentence: str
+    reason: str = "card_lost"
+
+
+def of_card(attempt: Attempt) -> Loss | None:
+    """What became of the first card of the attempt that is gone; None while all are there."""
     gpu = Gpu.objects.filter(GONE, pk__in=attempt.gpu_uuids).order_by("index").first()
     if gpu is None:
-        return ""
+        return None
     why = gpu.error or ("it was taken out" if gpu.removed_at else "the driver stopped answering for it")
-    return f"Card {gpu.index} ({gpu.name}, {gpu.uuid}) was lost while the job ran: {why}"
+    return Loss(f"Card {gpu.index} ({gpu.name}, {gpu.uuid}) was lost while the job ran: {why}")
 
 
-def behind(attempt: Attempt, error: str) -> str:
-    """The same for a work that has just failed: where CUDA failed, the agent is given the time to see why."""
-    deadline = time.monotonic() + (scaled(NOTICE_SECONDS) if "CUDA" in error else 0)
-    while not (found := patiently(lambda: sentence(attempt))) and time.monotonic() < deadline:
+def of_driver(attempt: Attempt) -> Loss | None:
+    """The driver of the attempt's host, once its agent says that it is away. Work that still computes goes on."""
+    cards = Gpu.objects.filter(pk__in=attempt.gpu_uuids, simulated=False).exclude(host__backend_error="")
+    gpu = cards.select_related("host").first()
+    if gpu is None:
+        return None
+    return Loss(f"The driver was lost while the job ran: {gpu.host.backend_error}", "driver_unavailable")
+
+
+def behind(attempt: Attempt, error: str) -> Loss | None:
+    """The loss that a work has just failed by: where CUDA failed, the agent is given the time to see why."""
+    by_cuda = "CUDA" in error
+    deadline = time.monotonic() + (scaled(NOTICE_SECONDS) if by_cuda else 0)
+    while True:
+        loss = patiently(lambda: of_card(attempt) or (of_driver(attempt) if by_cuda else None))
+        if loss or time.monotonic() >= deadline:
+            return loss
         time.sleep(scaled(0.5))
-    return found

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from jobs import paths
+from jobs import paths, registry
 from jobs.artifacts import as_input
 from jobs.endings import End
+from jobs.exceptions import HandedOver
 from jobs.journal import Journal
 from jobs.kind import Input
 from jobs.models import Artifact, Attempt, Job, Status, uuid7
@@ -20,6 +21,7 @@ class WorkContext:
 
     def __init__(self, job: Job, attempt: Attempt, device: str, stop: object) -> None:
         self.job, self.attempt, self.device, self.stop = job, attempt, device, stop
+        self.stage = job.stage
         self.inputs = patiently(self._read_inputs)
         self.journal = Journal(job)
         self.staging = paths.staging(job, job.attempt)
@@ -43,6 +45,13 @@ class WorkContext:
     def artifact_path(self, artifact_id: str) -> Path:
         """Folder of an artifact that an input's manifest names."""
         return paths.artifact_folder(patiently(lambda: Artifact.objects.get(pk=artifact_id)))
+
+    def hand_over(self, stage: str) -> NoReturn:
+        """Everything kept so far is on the disk before anybody hears of the next stage."""
+        if self.job.needs_card or stage not in registry.get(self.job.kind).card_stages(self.job.params):
+            raise ValueError(f"“{stage}” is not a stage that this job hands over to.")
+        paths.sync_tree(self.checkpoints)
+        raise HandedOver(stage)
 
     def report(self, done: int, total: int, unit: str = "", *, stage: str = "", message: str = "") -> None:
         self.journal.report(done, total, unit, stage, message)

@@ -1,4 +1,4 @@
-"""Which job starts next: the queue in order, and the grant. Any process may call `schedule` at any time.
+"""Which job starts next: the queue line by line, and the grant. Any process may call `schedule` at any time.
 
 The grant is one transaction: it locks the resource rows in key order, counts, and writes attempt, leases and
 `queued → starting` together. The unique constraint on open leases makes the database the judge of races.
@@ -6,22 +6,35 @@ The grant is one transaction: it locks the resource rows in key order, counts, a
 
 from __future__ import annotations
 
+import heapq
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import reduce
+from operator import or_
+from typing import TypeVar
+from uuid import UUID
 
 from django.db import IntegrityError, transaction
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
-from gpus.models import Gpu, Host
-from jobs import events, faults, readiness, tasks
+from gpus.models import Gpu, Host, Maintenance
+from jobs import events, faults, limits, lines, readiness, tasks, waits
 from jobs.board import Board, Slots
 from jobs.exceptions import JobRejected
-from jobs.models import Attempt, Job, JobEvent, Lease, Status
+from jobs.lines import Standing
+from jobs.models import FINAL, Attempt, Job, JobEvent, Lease, Status
 from jobs.patience import AWAY
-from jobs.placement import Wait, job_class, need_bytes, note_wait, place
+from jobs.placement import SHUT, beyond, job_class, keep, need_bytes, passed_over, place, room
+from jobs.waits import Wait
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+#: After so long a round leaves the rest to the next, which it rings for: nobody waits for a doorbell (contract, 6).
+ROUND_SECONDS = 1.5
+CHUNK = 20
 
 
 def schedule() -> int:
@@ -29,23 +42,103 @@ def schedule() -> int:
 
     A blocked job never blocks jobs for other cards, and one that cannot be judged blocks nobody.
     """
-    board, granted = Board(), 0
-    for job in queued():
-        while (plan := judged(job, board)) is not None:
-            started = grant(job, plan)
-            board, granted = Board(), granted + started
-            if started or not still_queued(job):
-                break  # else somebody else was first on these cards, and the new board has another answer
+    until, granted = time.monotonic() + ROUND_SECONDS, 0
+    call_up(until)
+    while (started := start_next(until)) is not None:
+        granted += started
+    if time.monotonic() > until:
+        tasks.ring_dispatch()
     return granted
+
+
+def start_next(until: float) -> bool | None:
+    """Start the first job of the queue that can start now. False when somebody else was first on its cards, so that
+    a new board has another answer; None when no job can start, or the time is up."""
+    board, found, waiting = Board(), lines.standing(), []
+    keep(board, [standing.first for standing in found])
+    for job in heapq.merge(*(in_turn(standing, board) for standing in found), key=lines.place_in_order):
+        if time.monotonic() > until:
+            return None
+        if (plan := judged(job, board)) is not None:
+            return grant(job, plan) and not_forgetting(waiting, job, plan)
+        waiting.append(job)
+    return None
+
+
+# Who is asked -------------------------------------------------------------------------------------------------
+
+
+def call_up(until: float) -> None:
+    """Those whose forerunners have ended step into their lines, wait for the next one, or are held."""
+    ended = Job.objects.filter(status=Status.QUEUED, cancel_requested_at=None, waits_on__status__in=FINAL)
+    found = ended.values_list("pk", "waits_on__status", "need_bytes")
+    simple = [pk for pk, status, need in found if status == Status.SUCCEEDED and need is not None]
+    Job.objects.filter(pk__in=simple, status=Status.QUEUED).update(waits_on=None, waiting_for=None)
+    for pk in (pk for pk, *_ in found if pk not in simple):
+        if time.monotonic() > until:
+            return
+        step_up(lines.whole(Job.objects.filter(pk=pk, status=Status.QUEUED)).first())
+
+
+def step_up(job: Job | None) -> None:
+    if job and answer(job, lambda: readiness.not_ready(job) or True):
+        Job.objects.filter(pk=job.pk, status=Status.QUEUED).update(waits_on=None, waiting_for=None)
+
+
+def in_turn(standing: Standing, board: Board) -> Iterator[Job]:
+    """The first of a line, and those behind it whose answer may be another, in the order of the queue."""
+    yield standing.first
+    others = answerable(standing, board)
+    if others is not None:
+        rows = lines.startable().filter(others, line=standing.line.name).exclude(pk=standing.first.pk)
+        yield from in_chunks(rows.order_by(*lines.ORDER))
+
+
+def answerable(standing: Standing, board: Board) -> Q | None:
+    """Who of a line could start by its room, or is too large for every card that it may have; None for nobody."""
+    line, found = standing.line, []
+    if (now := room(line, board)) > SHUT and standing.has_at_most(now):
+        found.append(needs(at_most=now))
+    if board.kept and (ahead := room(line, board, ahead=True)) > SHUT:
+        found.append(needs(at_most=ahead) & reduce(or_, map(lines.ahead_of, board.kept.values())))
+    if (limit := beyond(line, board)) == SHUT:
+        found.append(Q(line__isnull=False))
+    elif standing.has_over(limit):
+        found.append(Q(need_bytes__gt=limit))
+    return reduce(or_, found) if found else None
+
+
+def needs(at_most: float) -> Q:
+    return Q(need_bytes=None) | Q(need_bytes__lte=int(min(at_most, 2**62)))
+
+
+def in_chunks(rows: QuerySet[Job]) -> Iterator[Job]:
+    """Row by row, fetched a few at a time: a statement that stays open would not see, nor on SQLite survive, what is
+    written meanwhile."""
+    seen: set[UUID] = set()
+    chunk = list(lines.whole(rows)[:CHUNK])
+    while new := [job for job in chunk if job.pk not in seen]:
+        seen.update(job.pk for job in new)
+        yield from new
+        last = new[-1]
+        chunk = list(lines.whole(rows.exclude(lines.ahead_of(last)))[: CHUNK + 1])
+
+
+# The answer ---------------------------------------------------------------------------------------------------
 
 
 def judged(job: Job, board: Board) -> list[Slots] | None:
     """The slots that take the job now; None when it waits or was turned away."""
+    return answer(job, lambda: place(job, board))
+
+
+def answer(job: Job, question: Callable[[], T | Wait]) -> T | None:
+    """What was found; None when the job waits, which is written down, or has left the queue."""
     try:
-        plan = place(job, board)
-        if not isinstance(plan, Wait):
-            return plan
-        note_wait(job, plan)
+        found = question()
+        if not isinstance(found, Wait):
+            return found
+        waits.note_wait(job, found)
     except JobRejected as why:
         readiness.turn_away(job, why)
     except AWAY:
@@ -58,16 +151,17 @@ def judged(job: Job, board: Board) -> list[Slots] | None:
     return None
 
 
-def still_queued(job: Job) -> bool:
-    job.refresh_from_db()
-    return job.status == Status.QUEUED and job.cancel_requested_at is None
-
-
-def queued() -> Iterator[Job]:
-    now = timezone.now()
-    ready = Job.objects.filter(status=Status.QUEUED, cancel_requested_at=None)
-    ready = ready.filter(Q(not_before=None) | Q(not_before__lte=now))
-    yield from ready.select_related("owner").order_by("-priority", "queued_at")
+def not_forgetting(waiting: Iterable[Job], started: Job, plan: list[Slots]) -> bool:
+    """Write down for those before the started job that wait for the memory of its cards that they were passed."""
+    for job in waiting if not started.interactive else ():
+        told = job.waiting_for or {}
+        if (
+            told.get("reason") == "memory"
+            and "passed_at" not in told
+            and any(passed_over(job, s) for s in plan)
+        ):
+            waits.remember(job, passed_at=timezone.now().isoformat())
+    return True
 
 
 def grant(job: Job, plan: list[Slots]) -> bool:
@@ -86,9 +180,11 @@ def grant(job: Job, plan: list[Slots]) -> bool:
 
 
 def _grant(job: Job, plan: list[Slots]) -> Attempt | None:
+    if not limits.may_run_another(job.owner):
+        return None
     picked = {s.resource: _lock_and_pick(job, s) for s in sorted(plan, key=lambda s: s.resource)}
     slots = {resource: slot for resource, slot in picked.items() if slot is not None}
-    if len(slots) < len(plan):
+    if len(slots) < len(plan) or Maintenance.of(plan[0].host):  # under the locks that its begin takes, too
         return None
     uuids = [s.gpu.uuid for s in plan if s.gpu is not None]
     host, number = plan[0].host, job.attempt + 1
@@ -115,14 +211,14 @@ def _lock_and_pick(job: Job, slots: Slots) -> int | None:
     """
     if slots.gpu is not None:
         gpu = Gpu.objects.select_for_update().get(pk=slots.gpu.pk)
-        limits = {"batch": gpu.max_jobs if gpu.enabled else 0, "interactive": gpu.interactive_slots}
+        most = {"batch": gpu.max_jobs, "interactive": gpu.interactive_slots} if gpu.enabled else {}
     else:
         Host.objects.select_for_update().get(pk=slots.host.pk)
-        limits = slots.limits
+        most = slots.limits
     leases = list(Lease.objects.filter(resource=slots.resource, ended_at=None))
     if {lease.pk for lease in leases} - {lease.pk for lease in slots.leases}:
         return None
-    now = Slots(slots.resource, slots.host, limits, slots.gpu, leases)
+    now = Slots(slots.resource, slots.host, most, slots.gpu, leases)
     slot = now.free_slot(job_class(job))
     return None if slot and slots.gpu is None and job.needs_card else slot
 

@@ -11,10 +11,9 @@ import errno
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from datetime import timedelta
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +22,12 @@ from django.db import transaction
 from django.utils import timezone
 
 from gpus import choice
-from gpus.timing import scaled
 from jobs import events, faults, paths
 from jobs.models import ACTIVE, Artifact, Attempt, Job, JobEvent, Lease, Outcome, Status
 
-#: Attempts lost in a row without a newer checkpoint that end the job.
-MAX_LOST = 3
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 DISK_HINT = "Free some space on the data disk, then retry from the checkpoint."
 MAX_NAME = 150  # of the 160 that the column holds: room for a number
-LAUNCH_BACKOFF_SECONDS = (5.0, 300.0)
 
 
 @dataclass
@@ -45,6 +40,7 @@ class End:
     error: str = ""
     hint: str = ""
     traceback: str = ""
+    stage: str = ""  # of a hand-over, whose status is `queued`
     moves: list[tuple[str, str]] = field(default_factory=list)
     artifacts: list[dict[str, Any]] = field(default_factory=list)
 
@@ -72,6 +68,10 @@ def complete(job: Job, attempt: Attempt) -> bool:
     job.refresh_from_db()
     if end is None or job.attempt != attempt.number or job.status not in ACTIVE:
         return False
+    if end.status == Status.QUEUED:
+        moved = hand_over(job, attempt, end.stage)
+        shutil.rmtree(paths.staging(job, attempt.number), ignore_errors=True)
+        return moved
     for source, target in end.moves:
         _move(settings.MISTUDIO_HOME / source, settings.MISTUDIO_HOME / target)
     faults.point("moved")
@@ -82,7 +82,7 @@ def complete(job: Job, attempt: Attempt) -> bool:
         if not job.move(ACTIVE, end.status, **values):
             return False
         _make_artifacts(job, end)
-        close(attempt, Outcome.ENDED)
+        close(attempt, Outcome.ENDED, "" if end.status == Status.SUCCEEDED else end.error or end.status)
         _tell(job, end.status, end.error)
     faults.point("final")
     shutil.rmtree(paths.staging(job, attempt.number), ignore_errors=True)
@@ -130,25 +130,73 @@ def _tell(job: Job, event: str, detail: str = "") -> None:
     transaction.on_commit(lambda: events.changed(job))
 
 
-def fail(job: Job, attempt: Attempt, reason: str, error: str, hint: str = "", **values: Any) -> bool:
+def fail(
+    job: Job, attempt: Attempt, reason: str, error: str, hint: str = "", *, counted: bool = False
+) -> bool:
     """End the job `failed`, for those who found its work ended without a word."""
     with transaction.atomic():
         moved = job.move(ACTIVE, Status.FAILED, failure_reason=reason, error=error, hint=hint)
         if moved:
-            close(attempt, Outcome.ENDED, error, **values)
+            close(attempt, Outcome.ENDED, error, counted=counted)
             _tell(job, Status.FAILED, error)
     return moved
 
 
-def card_lost(job: Job, attempt: Attempt, sentence: str) -> bool:
-    """`auto` goes on elsewhere from its checkpoint; a named card is never swapped: the owner decides."""
-    if choice.auto_count(job.gpu_wanted) is not None:
-        return lost(job, attempt, sentence)
-    job.refresh_from_db()
-    if job.cancel_requested_at:
-        return cancelled(job, attempt)
-    hint = "Retry from its checkpoint on another card, or on this one once it is back. It was not moved by itself."
-    return fail(job, attempt, "card_lost", sentence, hint)
+def cancelled(job: Job, attempt: Attempt) -> bool:
+    with transaction.atomic():
+        moved = job.move(ACTIVE, Status.CANCELLED)
+        if moved:
+            close(attempt, Outcome.ENDED, "cancelled")
+            _tell(job, Status.CANCELLED)
+    return moved
+
+
+def give_back(
+    job: Job,
+    attempt: Attempt,
+    outcome: str,
+    detail: str,
+    event: str,
+    *,
+    sources: Iterable[str] = ACTIVE,
+    counted: bool = False,
+    **values: Any,
+) -> bool:
+    """Back to the queue, or to where its owner wants it meanwhile; `values` are for the queue."""
+    with transaction.atomic():
+        to = _wanted_meanwhile(job)
+        if to != Status.QUEUED:
+            outcome, event, counted = Outcome.ENDED, to, False
+            values |= {"waiting_for": None, "not_before": None}
+        moved = job.move(sources, to, **values)
+        if moved:
+            close(attempt, outcome, detail, counted=counted)
+            _tell(job, event, detail)
+    return moved
+
+
+def _wanted_meanwhile(job: Job) -> Status:
+    """Cancelled, paused, or queued where nobody asked for anything. The row is held: who asks after this finds the
+    job where it went."""
+    row = Job.objects.select_for_update().get(pk=job.pk)
+    if row.cancel_requested_at:
+        return Status.CANCELLED
+    return Status.PAUSED if row.pause_requested_at else Status.QUEUED
+
+
+def hand_over(job: Job, attempt: Attempt, stage: str) -> bool:
+    """The stage before is done and kept; the same run goes on from there on the card that it is granted.
+
+    What the job needs there is judged anew by dispatch, as it is when inputs have just been made.
+    """
+    device = choice.device(needs_card=True)
+    values: dict[str, Any] = {"stage": stage, "needs_card": True, "device": device, "estimate": None}
+    faults.point("handing_over")
+    moved = give_back(
+        job, attempt, Outcome.HANDED_OVER, f"goes on with “{stage}” on a card", "handed_over", **values
+    )
+    faults.point("handed_over")
+    return moved
 
 
 def reason_of_end(error: Exception) -> tuple[str, str, str]:
@@ -158,113 +206,8 @@ def reason_of_end(error: Exception) -> tuple[str, str, str]:
     return "error", f"The results could not be kept: {type(error).__name__}: {error}", ""
 
 
-def cancelled(job: Job, attempt: Attempt, **values: Any) -> bool:
-    with transaction.atomic():
-        moved = job.move(ACTIVE, Status.CANCELLED)
-        if moved:
-            close(attempt, Outcome.ENDED, "cancelled", **values)
-            _tell(job, Status.CANCELLED)
-    return moved
-
-
-def paused(job: Job, attempt: Attempt, detail: str, **values: Any) -> bool:
-    with transaction.atomic():
-        moved = job.move(ACTIVE, Status.PAUSED)
-        if moved:
-            close(attempt, Outcome.ENDED, detail, **values)
-            _tell(job, Status.PAUSED, detail)
-    return moved
-
-
-def lost(job: Job, attempt: Attempt, detail: str, **values: Any) -> bool:
-    """The attempt's processes are gone without an end: back to the queue, from the last checkpoint.
-
-    A cancel that was asked for counts; so do three losses in a row without a newer checkpoint.
-    """
-    job.refresh_from_db()
-    if job.cancel_requested_at:
-        return cancelled(job, attempt, **values)
-    if job.pause_requested_at:
-        return paused(job, attempt, detail, **values)
-    if _losses_without_progress(job) >= MAX_LOST:
-        sentence = f"Lost {MAX_LOST} times in a row without a newer checkpoint; the last time: {detail}"
-        return fail(job, attempt, "lost", sentence, "Read the log, then retry from the checkpoint.", **values)
-    with transaction.atomic():
-        moved = job.move(ACTIVE, Status.QUEUED, waiting_for=None)
-        if moved:
-            close(attempt, Outcome.LOST, detail, **values)
-            _tell(job, "lost", detail)
-    return moved
-
-
 def newest_checkpoint(job: Job) -> str:
     """Name of the newest checkpoint, empty when there is none; names sort by step."""
     folder = paths.checkpoints(job)
     names = [p.name for p in folder.iterdir() if not p.name.startswith(".")] if folder.is_dir() else []
     return max(names, default="")
-
-
-def _losses_without_progress(job: Job) -> int:
-    """How many attempts, this one included, were lost from the checkpoint that still is the newest.
-
-    Pauses, hand-overs, launches that never came up and reboots of the host do not count.
-    """
-    here = job.attempts.get(number=job.attempt)
-    running_or_lost = job.attempts.filter(outcome__in=("", Outcome.LOST), boot_id=here.host.boot_id).order_by(
-        "-number"
-    )
-    mark = progress_mark(job)
-    return sum(1 for _ in takewhile(lambda a: a.start_checkpoint == mark, running_or_lost))
-
-
-def progress_mark(job: Job) -> str:
-    """Changes whenever a newer checkpoint, or another part of the newest one, is complete."""
-    newest = newest_checkpoint(job)
-    parts = [p.name for p in (paths.checkpoints(job) / newest).glob("*") if not p.name.startswith(".")]
-    return f"{newest}/{len(parts)}"
-
-
-def never_started(job: Job, attempt: Attempt, detail: str) -> bool:
-    """The launch never came up; queued again after a pause that doubles."""
-    job.refresh_from_db()
-    if job.cancel_requested_at:
-        return cancelled(job, attempt)
-    if job.pause_requested_at:
-        return paused(job, attempt, detail)
-    failures = min(16, job.attempts.filter(outcome=Outcome.NEVER_STARTED).count())
-    first, longest = LAUNCH_BACKOFF_SECONDS
-    pause = scaled(min(longest, first * 2**failures))
-    reason = dict.fromkeys(("gpu_uuid", "job_id")) | {
-        "reason": "launch",
-        "detail": detail,
-        "eta_seconds": pause,
-    }
-    reason["since"] = timezone.now().isoformat()
-    with transaction.atomic():
-        moved = job.move(
-            [Status.STARTING],
-            Status.QUEUED,
-            not_before=timezone.now() + timedelta(seconds=pause),
-            waiting_for=reason,
-        )
-        if moved:
-            close(attempt, Outcome.NEVER_STARTED, detail)
-            _tell(job, "never_started", detail)
-    return moved
-
-
-def handed_back(job: Job, attempt: Attempt, detail: str, skip: dict[str, Any]) -> bool:
-    """The card had no room when the work arrived: queued again at once, for any card but this reading of this one."""
-    job.refresh_from_db()
-    if job.cancel_requested_at:
-        return cancelled(job, attempt)
-    if job.pause_requested_at:
-        return paused(job, attempt, detail)
-    waiting = {"reason": "memory", "detail": detail, "gpu_uuid": skip["gpu_uuid"], "skip": skip}
-    waiting |= {"job_id": None, "eta_seconds": None, "since": timezone.now().isoformat()}
-    with transaction.atomic():
-        moved = job.move([Status.STARTING], Status.QUEUED, waiting_for=waiting)
-        if moved:
-            close(attempt, Outcome.NEVER_STARTED, detail)
-            _tell(job, "handed_back", detail)
-    return moved

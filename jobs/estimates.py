@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from gpus import choice
 from gpus.readings import is_split
 from gpus.rest import ApiError
+from jobs import experience
 from jobs.artifacts import Resolved, as_input
 from jobs.board import Board, Slots
 from jobs.kind import Estimate, Input, JobKind
@@ -18,21 +20,33 @@ from jobs.memory import gib
 WORK_BASE_BYTES = 160 * 2**20
 
 
-def estimate(kind: JobKind, params: Mapping[str, Any], inputs: Mapping[str, Input]) -> Estimate:
-    """The kind's estimate with the base cost of its process."""
-    own = kind.estimate(params, inputs)
+def estimate(
+    kind: JobKind, params: Mapping[str, Any], inputs: Mapping[str, Input], stage: str = ""
+) -> Estimate:
+    """The kind's formula of a stage with the base cost of its process, corrected by what earlier jobs took."""
+    found = formula(kind, params, inputs, stage)
+    return found if stage else experience.corrected(found, kind, kind.needs_card(params))
+
+
+def formula(
+    kind: JobKind, params: Mapping[str, Any], inputs: Mapping[str, Input], stage: str = ""
+) -> Estimate:
+    """The kind's estimate of a stage with the base cost of its process."""
+    own = kind.estimate_stage(stage, params, inputs) if stage else kind.estimate(params, inputs)
     if own.memory_bytes is None:
         return own
     parts = dict(own.breakdown) | {"process": WORK_BASE_BYTES}
-    return Estimate(own.memory_bytes + WORK_BASE_BYTES, parts, own.disk_bytes, own.seconds, own.basis)
+    return replace(own, memory_bytes=own.memory_bytes + WORK_BASE_BYTES, breakdown=parts)
 
 
-def estimate_resolved(kind: JobKind, params: Mapping[str, Any], resolved: list[Resolved]) -> Estimate | None:
+def estimate_resolved(
+    kind: JobKind, params: Mapping[str, Any], resolved: list[Resolved], stage: str = ""
+) -> Estimate | None:
     """None while an input is still to be made: nobody can know yet."""
     if any(item.artifact is None for item in resolved):
         return None
     inputs = {item.parameter: as_input(item.artifact) for item in resolved if item.artifact is not None}
-    return estimate(kind, params, inputs)
+    return estimate(kind, params, inputs, stage)
 
 
 def refuse_too_large(need: int | None, request: str) -> None:

@@ -22,6 +22,14 @@ class JobStopped(Exception):
     """The work noticed `should_stop()`, kept what it had, and left in order."""
 
 
+class HandedOver(Exception):
+    """The work of this stage is done and kept; the next one wants a card."""
+
+    def __init__(self, stage: str) -> None:
+        super().__init__(stage)
+        self.stage = stage
+
+
 class Fenced(Exception):
     """Another attempt holds the job: nothing this process writes counts any more."""
 

@@ -27,7 +27,7 @@ def fit(user: Person, kind_name: str, params: Mapping[str, Any], gpu: Any = None
     """
     kind, board = get_kind(kind_name), Board()
     plan, errors, need = attempt(user, kind_name, params)
-    needs_card = plan.needs_card if plan else kind.needs_gpu != "never"
+    needs_card = plan.needs_card or bool(kind.card_stages(plan.params)) if plan else kind.needs_gpu != "never"
     slot_class = "interactive" if kind.interactive else "batch"
     cards = [verdict(slots, need, slot_class, board) for slots in board.cards()]
     auto = of_auto(cards)

@@ -18,7 +18,7 @@ from django.db.models import QuerySet
 from rest_framework.serializers import ValidationError
 
 from gpus.rest import ApiError, body, flattened
-from jobs import submit, verbs
+from jobs import limits, submit, verbs
 from jobs.exceptions import Conflict
 from jobs.kind import JobKind
 from jobs.models import FINAL, WAITING, Job, JobGroup
@@ -145,6 +145,7 @@ def create(user: Person, kind_name: str, data: Values, **key: Any) -> list[Job]:
         "swept": {name: distinct(plan.params[name] for plan in plans) for name in names},
     }
     with transaction.atomic():
+        limits.refuse_too_many(user, len(plans))
         group = JobGroup.objects.create(**row)
         jobs = [
             submit.create(

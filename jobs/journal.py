@@ -1,12 +1,14 @@
 """What a running job says about itself: published at most twice a second, stored every 5 s, fenced.
 
-While the database does not answer, points and progress are kept and the work goes on.
+While the database does not answer, points and progress are kept and the work goes on: a thread beside it does the
+storing, so that a database that hangs holds up nothing.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -37,12 +39,18 @@ class Journal:
 
     def __init__(self, job: Job, clock: Callable[[], float] = time.monotonic) -> None:
         self.job, self.clock = job, clock
+        self.writer: Writer | None = None
+        self.buffer, self.storing = threading.Lock(), threading.Lock()
         self.progress: dict[str, Any] = dict(job.progress or {})
         self.points: dict[tuple[str, int], float | None] = {}
         self.unpublished: dict[str, float | None] = {}
         self.published_at = self.stored_at = self.logged_at = self.stage_began_at = clock()
         self.stage_began_done = 0
         self.reported = False
+
+    def write_beside(self) -> None:
+        """From now on, what is due every few seconds is stored by a thread of its own."""
+        self.writer = Writer(self.store_now)
 
     def report(self, done: int, total: int, unit: str, stage: str, message: str) -> None:
         changed = stage != self.progress.get("stage") or not self.reported
@@ -51,7 +59,7 @@ class Journal:
                 self._log(self.progress)  # how the stage before ended
             self.stage_began_at, self.stage_began_done = self.clock(), done
         self.reported = True
-        self.progress |= {
+        told = {
             "stage": stage,
             "done": done,
             "total": total,
@@ -60,6 +68,8 @@ class Journal:
             "message": message,
             "eta_seconds": self._eta(done, total),
         }
+        with self.buffer:
+            self.progress |= told
         if changed:
             self._log(self.progress | {"metrics": {}})
         self._emit(force=changed)
@@ -80,8 +90,9 @@ class Journal:
 
     def metric(self, step: int, values: dict[str, float]) -> None:
         clean = {name: finite(value) for name, value in values.items()}
-        self.points |= {(name, step): value for name, value in clean.items()}
-        self.progress["metrics"] = self.progress.get("metrics", {}) | clean
+        with self.buffer:
+            self.points |= {(name, step): value for name, value in clean.items()}
+            self.progress["metrics"] = self.progress.get("metrics", {}) | clean
         self.unpublished = clean | {"step": step}
         self._emit()
 
@@ -91,7 +102,7 @@ class Journal:
             self.published_at = now
             self._publish()
         if force or now - self.stored_at >= scaled(STORE_SECONDS):
-            self.store_now()
+            self._store()
         if now - self.logged_at >= LOG_SECONDS:
             self._log(self.progress)
 
@@ -107,23 +118,56 @@ class Journal:
             events.metric(job_id, step, self.unpublished)
             self.unpublished = {}
 
+    def _store(self) -> None:
+        self.stored_at = self.clock()
+        if self.writer is None:
+            self.store_now()
+        else:
+            self.writer.ask()
+
     def store_now(self) -> None:
         """Store under the fence; raises `Fenced` when another attempt holds the job."""
-        self.stored_at = self.clock()
-        try:
-            with transaction.atomic():
-                if not self.job.update_fenced(progress=self.progress):
-                    raise Fenced(f"attempt {self.job.attempt} no longer holds the job")
-                self._store_points()
-            self.points = {}
-        except DatabaseError as error:
-            logger.warning("progress is kept, the database does not answer: %s", error)
+        with self.storing:
+            with self.buffer:
+                progress, points, self.points = dict(self.progress), self.points, {}
+            try:
+                with transaction.atomic():
+                    if not self.job.update_fenced(progress=progress):
+                        raise Fenced(f"attempt {self.job.attempt} no longer holds the job")
+                    self._store_points(points)
+            except DatabaseError as error:
+                logger.warning("progress is kept, the database does not answer: %s", error)
+                with self.buffer:
+                    self.points = points | self.points
 
-    def _store_points(self) -> None:
-        rows = [JobMetric(job=self.job, name=n, step=s, value=v) for (n, s), v in self.points.items()]
+    def _store_points(self, points: Mapping[tuple[str, int], float | None]) -> None:
+        rows = [JobMetric(job=self.job, name=n, step=s, value=v) for (n, s), v in points.items()]
         JobMetric.objects.bulk_create(
             rows, update_conflicts=True, unique_fields=["job", "name", "step"], update_fields=["value"]
         )
+
+
+class Writer(threading.Thread):
+    """Stores when asked to, beside the work; what it was told to raise is raised to whoever asks next."""
+
+    def __init__(self, store: Callable[[], None]) -> None:
+        super().__init__(name="journal", daemon=True)
+        self.store, self.due, self.fenced = store, threading.Event(), False
+        self.start()
+
+    def ask(self) -> None:
+        if self.fenced:
+            raise Fenced("another attempt holds the job")
+        self.due.set()
+
+    def run(self) -> None:
+        while not self.fenced:
+            self.due.wait()
+            self.due.clear()
+            try:
+                self.store()
+            except Fenced:
+                self.fenced = True
 
 
 def in_a_line(progress: Mapping[str, Any]) -> str:

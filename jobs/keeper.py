@@ -12,10 +12,12 @@ import secrets
 import select
 import signal
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 
+from django.conf import settings
 from django.db import connections
 from django.utils import timezone
 from setproctitle import setproctitle
@@ -23,8 +25,24 @@ from setproctitle import setproctitle
 from gpus import procfs, publish
 from gpus.backends import simulated
 from gpus.timing import scaled
-from jobs import cardloss, dispatch, endings, events, faults, lease, ownership, paths, processes, tasks
-from jobs.models import ACTIVE, FINAL, Attempt, Job, Status
+from jobs import (
+    cardloss,
+    contact,
+    dispatch,
+    endings,
+    events,
+    faults,
+    lease,
+    losses,
+    overtime,
+    ownership,
+    paths,
+    processes,
+    requeue,
+    tasks,
+)
+from jobs.models import ACTIVE, Attempt, Job, JobEvent, Outcome, Status
+from jobs.pace import Pace
 from jobs.patience import AWAY, patiently, quietly
 from jobs.processes import Process
 
@@ -36,6 +54,11 @@ KILL_AFTER_SECONDS = 30.0
 LEASE_SECONDS = 30.0
 MEMBER_TERM_SECONDS = 2.0
 START_LIMIT_SECONDS = 120.0  # the start of a work is not scaled
+#: Why a keeper ends its work by itself, as the attempt tells it; none of these is the job's own fault.
+OUTSIDE = {
+    "maintenance": "its keeper was told to end (SIGTERM): the host goes down, or somebody ends its processes",
+    "fenced": "the database was away for so long that other hosts may take over",
+}
 
 
 def main(job_id: str, number: int) -> None:
@@ -77,13 +100,20 @@ class Keeper:
 
     def __init__(self, attempt: Attempt) -> None:
         self.attempt, self.job = attempt, attempt.job
+        self.on_host = self.job.simulated or not attempt.gpu_uuids or settings.MISTUDIO_TORCH_DEVICE == "cpu"
         self.work: Process | None = None
         self.work_handle = -1
         self.exit_status: int | None = None
         self.stop_sent = False
         self.overdue_at = 0.0
         self.killed_for = ""
-        self.card_lost = ""
+        self.ending = ""  # our own reason to end the work: card_lost, timeout, maintenance, fenced
+        self.card_lost: cardloss.Loss | None = None
+        self.pace = Pace()
+        self.contact = contact.Contact()
+        self.ran_before = overtime.ran_seconds(self.job)
+        self.running_at: float | None = None
+        self.ended_at: float | None = None
         self.peak_bytes = 0
         self.observed: int | None = None
         self.sample_at = 0.0
@@ -94,6 +124,7 @@ class Keeper:
 
     def live(self) -> None:
         self.start_work()
+        threading.Thread(target=self.guard, daemon=True).start()
         while not self.work_ended(scaled(LOOK_SECONDS)):
             self.look()
         self.settle()
@@ -109,7 +140,7 @@ class Keeper:
         """Fork the work, record it, hold its card, and only then let it proceed."""
         token = secrets.token_hex(16)
         gate_reader, gate_writer = os.pipe()
-        checkpoint = endings.progress_mark(self.job)
+        checkpoint = losses.progress_mark(self.job)
         connections.close_all()  # no connection is shared over a fork
         sys.stdout.flush()
         pid = os.fork()
@@ -119,6 +150,7 @@ class Keeper:
         os.close(gate_reader)
         self._record(pid, token, checkpoint)
         signal.signal(signal.SIGUSR1, lambda *_: os.write(self.wake_writer, b"."))
+        signal.signal(signal.SIGTERM, self.told_to_end)
         faults.point("work_recorded")
         os.write(gate_writer, b"1")
         os.close(gate_writer)
@@ -171,6 +203,7 @@ class Keeper:
         assert self.work is not None
         _, status = os.waitpid(self.work.pid, 0)
         self.exit_status = os.waitstatus_to_exitcode(status)
+        self.ended_at = time.monotonic()
         return True
 
     def look(self) -> None:
@@ -180,32 +213,92 @@ class Keeper:
         answered, row = quietly(self._read_row)
         if answered and row is not None:
             self.obey(row)
+            quietly(lambda: self.watch_progress(row.job))
+        else:
+            self.pace.look_away()
         if time.monotonic() - self.heartbeat_at >= scaled(HEARTBEAT_SECONDS):
             self.heartbeat_at = time.monotonic()
             quietly(self.heartbeat)
             quietly(self.look_at_cards)
         if self.card_lost:
-            self.stop()  # it may keep a checkpoint, if its card lets it
-            self.kill_when_overdue("card_lost")
+            self.end_work("card_lost")
+        elif self.over_time():
+            self.end_work("timeout")
+        elif self.ending:
+            self.end_work(self.ending)
 
     def look_at_cards(self) -> None:
-        self.card_lost = self.card_lost or cardloss.sentence(self.attempt)
+        self.card_lost = self.card_lost or cardloss.of_card(self.attempt)
 
-    def _read_row(self) -> Job:
-        fields = ("status", "attempt", "cancel_requested_at", "pause_requested_at")
-        return Job.objects.only(*fields).get(pk=self.job.pk)
+    def _read_row(self) -> Attempt:
+        fields = ("status", "attempt", "cancel_requested_at", "pause_requested_at", "progress", "stalled")
+        named = [f"job__{name}" for name in fields]
+        return Attempt.objects.select_related("job").only("job", "outcome", *named).get(pk=self.attempt.pk)
 
-    def obey(self, row: Job) -> None:
-        if row.attempt != self.attempt.number:
+    def obey(self, row: Attempt) -> None:
+        job = row.job
+        if job.attempt != self.attempt.number or row.outcome == Outcome.LOST:
             self.kill("the job is no longer this attempt's")
-        elif row.status in FINAL or row.cancel_requested_at:
+        elif job.status not in ACTIVE or job.cancel_requested_at:
             # A work that has just written its end has a moment left to say so and go.
             self.stop()
             self.kill_when_overdue("cancel")
-        elif row.pause_requested_at:
+        elif job.pause_requested_at:
             self.stop()
-        elif row.status == Status.STARTING and time.monotonic() - self.began_at > START_LIMIT_SECONDS:
+        elif job.status == Status.STARTING and time.monotonic() - self.began_at > START_LIMIT_SECONDS:
             self.kill("never_started")
+
+    def watch_progress(self, job: Job) -> None:
+        """A work that makes none for long is asked for its stacks and marked; that it goes on clears the mark."""
+        if job.status != Status.RUNNING:
+            return
+        self.running_at = self.running_at or time.monotonic()
+        self.pace.see(job.progress or {})
+        if self.pace.stalled != job.stalled and self.job.update_fenced(stalled=self.pace.stalled):
+            self.tell_stall(self.pace.stalled)
+
+    def tell_stall(self, stalled: bool) -> None:
+        if stalled:
+            assert self.work is not None
+            logger.warning("%s; the stacks of its threads:", self.pace.in_words())
+            processes.send(self.work, processes.DUMP_SIGNAL)
+        event, detail = (
+            ("stalled", self.pace.in_words()) if stalled else ("goes_on", "it makes progress again")
+        )
+        JobEvent.objects.create(job=self.job, event=event, detail=detail, attempt=self.attempt.number)
+        self.job.refresh_from_db()
+        events.changed(self.job)
+
+    # Ends of our own ------------------------------------------------------------------------------------
+
+    def ran(self) -> float:
+        """Seconds of running so far, in this attempt."""
+        if self.running_at is None:
+            return 0.0
+        return (self.ended_at or time.monotonic()) - self.running_at
+
+    def over_time(self) -> bool:
+        limit = self.job.time_limit_seconds
+        return limit is not None and self.running_at is not None and self.ran_before + self.ran() >= limit
+
+    def told_to_end(self, *args: object) -> None:
+        self.ending = self.ending or "maintenance"
+        os.write(self.wake_writer, b".")
+
+    def guard(self) -> None:
+        """Beside the loop, which a database that is stuck may hold up: end the work before others take it over."""
+        while not self.contact.lost():
+            time.sleep(scaled(LOOK_SECONDS))
+        self.ending = self.ending or "fenced"
+        self.stop()
+        time.sleep(scaled(KILL_AFTER_SECONDS))
+        self.kill("fenced")
+
+    def end_work(self, why: str) -> None:
+        """It may keep a checkpoint, and goes then."""
+        self.ending = why
+        self.stop()
+        self.kill_when_overdue(why)
 
     def stop(self) -> None:
         """Ask once. A pause waits as long as it takes to write a checkpoint."""
@@ -229,19 +322,27 @@ class Keeper:
         seen_ticks, found = processes.ticks_now(), processes.descendants(os.getpid())
         self.hold_card([p for p in found if p != self.work])
         self.attempt.members = [[p.pid, p.start] for p in found]
+        others = contact.others()
         Attempt.objects.filter(pk=self.attempt.pk, ended_at=None).update(
             heartbeat_at=timezone.now(),
             members=self.attempt.members,
             seen_ticks=seen_ticks,
-            peak_memory_bytes=self.peak_bytes or None,
+            ran_seconds=self.ran(),
+            silent_seconds=0.0 if others else None,
+            **self.peak(),
         )
+        self.contact.made(others)
         observed = self.observed if self.job.simulated else None
         self.attempt.leases.filter(ended_at=None).update(observed_bytes=observed)
+
+    def peak(self) -> dict[str, int | None]:
+        """What to write of the peak; on a real card it is the work that knows it (`jobs.peaks`)."""
+        return {"peak_memory_bytes": self.peak_bytes or None} if self.on_host else {}
 
     def sample_memory(self) -> None:
         """The peak so far. The kernel walks the work's page tables for it (30 ms per GB, in which the work
         cannot map memory), so it is asked at most for 1 % of the time."""
-        if self.work is None or time.monotonic() < self.sample_at:
+        if self.work is None or not self.on_host or time.monotonic() < self.sample_at:
             return
         began = time.monotonic()
         self.observed = procfs.private_bytes(self.work.pid)
@@ -261,8 +362,8 @@ class Keeper:
 
     def settle(self) -> None:
         """Give the job its end if the work could not, trying until the database answers."""
-        patiently(self._settle_or_fail)
         patiently(self._note_exit)
+        patiently(self._settle_or_fail)
 
     def _settle_or_fail(self) -> None:
         """An end that cannot be carried out (a full disk, a value that cannot be stored) is a failure, too."""
@@ -275,13 +376,15 @@ class Keeper:
             endings.fail(self.job, self.attempt, *endings.reason_of_end(error))
 
     def _note_exit(self) -> None:
-        Job.objects.filter(pk=self.job.pk, attempt=self.attempt.number).update(
-            peak_memory_bytes=self.peak_bytes or None
-        )
-        Attempt.objects.filter(pk=self.attempt.pk).update(
+        ours = Attempt.objects.filter(pk=self.attempt.pk)
+        ours.update(
             exit_status=self.exit_status,
-            peak_memory_bytes=self.peak_bytes or None,
             heartbeat_at=timezone.now(),
+            ran_seconds=self.ran(),
+            **self.peak(),
+        )
+        Job.objects.filter(pk=self.job.pk, attempt=self.attempt.number).update(
+            peak_memory_bytes=ours.values_list("peak_memory_bytes", flat=True).get()
         )
 
     def _settle(self) -> None:
@@ -295,14 +398,19 @@ class Keeper:
         if job.cancel_requested_at or self.killed_for == "cancel":
             endings.cancelled(job, attempt)
         elif self.card_lost:
-            endings.card_lost(job, attempt, self.card_lost)
+            requeue.card_lost(job, attempt, self.card_lost)
+        elif self.ending == "timeout":
+            requeue.timed_out(job, attempt)
         elif self.killed_for == "never_started":
-            endings.never_started(job, attempt, f"the work did not start in {START_LIMIT_SECONDS:.0f} s")
+            requeue.never_started(job, attempt, f"the work did not start in {START_LIMIT_SECONDS:.0f} s")
         elif status == -signal.SIGKILL and not self.killed_for and oom_kills() > self.oom_kills:
-            hint = "Try half the batch size, or run fewer jobs at once."
-            endings.fail(job, attempt, "host_out_of_memory", "The host ran out of memory.", hint)
+            endings.fail(
+                job, attempt, "host_out_of_memory", *requeue.host_out_of_memory(job, self.peak_bytes)
+            )
+        elif self.ending:
+            requeue.lost(job, attempt, OUTSIDE[self.ending], counted=False)
         elif status < 0:
-            endings.lost(job, attempt, f"the work was ended by {signal.Signals(-status).name}")
+            requeue.lost(job, attempt, f"the work was ended by {signal.Signals(-status).name}")
         else:
             endings.fail(job, attempt, "error", f"The work left with status {status} and no result.")
 

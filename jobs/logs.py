@@ -32,6 +32,12 @@ def read(job: Job, offset: int = 0, limit: int = MAX_BYTES) -> Piece:
     return Piece(raw.decode(errors="replace"), offset, offset + len(raw), size)
 
 
+def last_line(job: Job, characters: int = 300) -> str:
+    """The last line that says something, cut to a length for a sentence."""
+    lines = [line for line in tail(job, 20).text.splitlines() if line.strip()]
+    return lines[-1].strip()[:characters] if lines else ""
+
+
 def tail(job: Job, lines: int = 200) -> Piece:
     """The last lines, at most 256 KiB of them."""
     size = read(job, 0, 0).size

@@ -6,6 +6,7 @@ whom nothing is proven; and memory that nobody is listed for, unless a lease of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,16 +57,24 @@ class CardMemory:
         """What a job could ever have of this card."""
         return None if self.total is None else self.total - self.driver - reserve_bytes(self.total)
 
+    @property
+    def room_now(self) -> float:
+        """The largest job that fits beside what is there now; infinite where the card does not say."""
+        return self._room(self.free_for_jobs)
+
+    @property
+    def room_without_ours(self) -> float:
+        """The largest that would fit once all leases of ours have ended."""
+        return self._room(self.without_ours)
+
     def holds(self, need: int | None) -> bool:
-        """Whether a job of this size fits beside what is there now."""
-        return self._room(self.free_for_jobs, need)
+        return need is None or need <= self.room_now
 
     def would_hold(self, need: int | None) -> bool:
-        """Whether it would fit once all leases of ours have ended."""
-        return self._room(self.without_ours, need)
+        return need is None or need <= self.room_without_ours
 
-    def _room(self, free: int | None, need: int | None) -> bool:
-        return need is None or free is None or free - reserve_bytes(self.total or 0) >= need
+    def _room(self, free: int | None) -> float:
+        return math.inf if free is None else free - reserve_bytes(self.total or 0)
 
 
 def card_memory(

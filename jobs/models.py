@@ -2,7 +2,7 @@
 
     held ⇄ queued ─grant─▶ starting ─claim, card verified─▶ running ─▶ succeeded | failed
               ▲               │                                │
-              └── re-queue ───┴────────────────────────────────┤▶ paused ─resume─▶ queued
+              └── re-queue ───┴── hand-over to a card ─────────┤▶ paused ─resume─▶ queued
     refused: queued, starting, or before the first report       └▶ cancelled: from every state not final
 
 Every move is `Job.move`: a conditional update on (status, attempt). "Someone was first" is a normal answer.
@@ -18,10 +18,12 @@ from typing import Any
 
 from django.conf import settings
 from django.db import models, transaction
-from django.db.models import Q
+from django.db.models import Case, F, Q, Value, When
+from django.db.models.fields.json import KT
+from django.db.models.functions import Cast, Concat
 from django.utils import timezone
 
-from jobs import registry
+from jobs import messages, registry
 
 
 def uuid7() -> uuid.UUID:
@@ -50,15 +52,33 @@ ACTIVE = frozenset({Status.STARTING, Status.RUNNING})
 WAITING = frozenset({Status.HELD, Status.QUEUED, Status.PAUSED})
 
 
+#: Where a queued job stands that waits for resources alone, such as `batch GPU-…`, `interactive auto` or `batch cpu`;
+#: null for all others, so that the index on it is the queue (`jobs.lines`).
+LINE = Case(
+    When(
+        ~Q(status=Status.QUEUED) | Q(waits_on__isnull=False) | Q(cancel_requested_at__isnull=False), then=None
+    ),
+    default=Concat(
+        Case(When(interactive=True, then=Value("interactive ")), default=Value("batch ")),
+        Case(
+            When(needs_card=False, then=Value("cpu")),
+            When(device="cpu", then=Value("cpu-whole")),
+            default=F("gpu_wanted"),
+        ),
+    ),
+)
+
+
 class Job(models.Model):
     """One piece of work of one kind. `gpu_request` is what was asked for and never changes;
-    `gpu_wanted` is the request in force (set by resume); `gpu_uuids` are the cards of the latest attempt."""
+    `gpu_wanted` is the request in force (set by resume); `gpu_uuids` are the cards of the latest attempt.
+    `needs_card`, `device` and `estimate` are those of the stage that the job is in."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     kind = models.CharField(max_length=60, choices=registry.choices, db_index=True)
     name = models.CharField(max_length=120, blank=True)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="jobs")
-    status = models.CharField(max_length=12, choices=Status.choices, default=Status.QUEUED, db_index=True)
+    status = models.CharField(max_length=12, choices=Status.choices, default=Status.QUEUED)
     priority = models.IntegerField(default=0)
     params = models.JSONField(default=dict)
     device = models.CharField(max_length=8, default="cuda", help_text="cuda, or cpu for work without a card")
@@ -66,6 +86,17 @@ class Job(models.Model):
     stalled = models.BooleanField(default=False)
     interactive = models.BooleanField(default=False)
     needs_card = models.BooleanField(default=True)
+    # New columns have defaults of the database's own: keepers of the version before still write rows.
+    stage = models.CharField(
+        max_length=40,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Empty at first; then the stage that was handed over to a card",
+    )
+    time_limit_seconds = models.PositiveIntegerField(
+        null=True, help_text="Of running, over all attempts; waits and pauses do not count"
+    )
 
     gpu_request = models.CharField(max_length=4000, default="auto")
     gpu_wanted = models.CharField(max_length=4000, default="auto")
@@ -75,8 +106,25 @@ class Job(models.Model):
     attempt = models.PositiveIntegerField(default=0, help_text="Number of the latest attempt: the fence")
 
     estimate = models.JSONField(null=True)
+    need_bytes = models.GeneratedField(
+        expression=Cast(KT("estimate__memory_bytes"), models.BigIntegerField()),
+        output_field=models.BigIntegerField(null=True),
+        db_persist=True,
+    )
     progress = models.JSONField(default=dict)
-    waiting_for = models.JSONField(null=True)
+    waiting_for = models.JSONField(
+        null=True, help_text="Why it did not start when it was last asked; `jobs.lines.tell` says why now"
+    )
+    waits_on = models.ForeignKey(
+        "self",
+        null=True,
+        on_delete=models.SET_NULL,
+        related_name="awaited_by",
+        help_text="A job of `after` or of its inputs that has not ended: until then it stands in no line",
+    )
+    line = models.GeneratedField(
+        expression=LINE, output_field=models.CharField(max_length=4020, null=True), db_persist=True
+    )
     result = models.JSONField(null=True)
     failure_reason = models.CharField(max_length=40, blank=True)
     error = models.TextField(blank=True)
@@ -110,9 +158,16 @@ class Job(models.Model):
     class Meta:
         ordering = ["-queued_at"]
         indexes = [
+            models.Index(fields=["-queued_at"], name="newest_jobs"),
+            models.Index(fields=["status", "-queued_at"], name="newest_of_status"),
+            models.Index(fields=["status", "-priority", "queued_at"], name="next_of_status"),
+            # The queue by lines. Not a partial one: SQLite would pass it by for a parameter.
+            models.Index(fields=["line", "-priority", "queued_at", "need_bytes"], name="lines_of_the_queue"),
             models.Index(
-                fields=["-priority", "queued_at"], name="jobs_to_start", condition=Q(status=Status.QUEUED)
-            )
+                fields=["kind", "-finished_at"],
+                name="jobs_to_learn_from",
+                condition=Q(status=Status.SUCCEEDED),
+            ),
         ]
         constraints = [
             models.UniqueConstraint(fields=["owner", "idempotency_key"], name="one_job_per_idempotency_key")
@@ -130,13 +185,16 @@ class Job(models.Model):
         was first. `values` are written in the same update; the instance follows when it succeeds."""
         if to in FINAL:
             values |= {"finished_at": timezone.now(), "waiting_for": None}
-        moved = Job.objects.filter(pk=self.pk, status__in=list(sources), attempt=self.attempt).update(
-            status=to, **values
-        )
-        if moved:
-            self.status = to
-            for name, value in values.items():
-                setattr(self, name, value)
+        if to != Status.RUNNING:
+            values["stalled"] = False
+        here = Job.objects.filter(pk=self.pk, status__in=list(sources), attempt=self.attempt)
+        with transaction.atomic():
+            moved = here.update(status=to, **values)
+            if moved:
+                self.status = to
+                for name, value in values.items():
+                    setattr(self, name, value)
+                messages.tell_of(self)  # written with the state: neither is there without the other
         return bool(moved)
 
     def update_fenced(self, **values: Any) -> bool:
@@ -215,9 +273,22 @@ class Attempt(models.Model):
     start_checkpoint = models.CharField(max_length=120, blank=True)
     granted_at = models.DateTimeField(default=timezone.now)
     claimed_at = models.DateTimeField(null=True)
+    started_at = models.DateTimeField(null=True, help_text="When its work had found its card and began")
+    ran_seconds = models.FloatField(
+        default=0, db_default=0.0, help_text="Of running, on the keeper's own clock"
+    )
     heartbeat_at = models.DateTimeField(null=True)
+    silent_seconds = models.FloatField(
+        null=True,
+        help_text="Since the last heartbeat, counted by other hosts; null: its keeper would not stop by itself",
+    )
     ended_at = models.DateTimeField(null=True)
     outcome = models.CharField(max_length=16, choices=Outcome.choices, blank=True)
+    counted = models.BooleanField(
+        default=False,
+        db_default=False,
+        help_text="A loss that may be the job's own fault: three in a row end it",
+    )
     detail = models.TextField(blank=True, help_text="Why it ended so, in a sentence")
     exit_status = models.IntegerField(null=True, help_text="Exit code, or minus the signal")
     peak_memory_bytes = models.BigIntegerField(null=True)
@@ -356,6 +427,55 @@ class JobEvent(models.Model):
 
     def __str__(self) -> str:
         return f"{self.event} {self.detail}"
+
+
+class Message(models.Model):
+    """Something to tell the outside, written in the transaction of what it tells.
+
+    due ─delivered─▶ sent; ─refused─▶ due later, less and less often; after a day ▶ given up
+    """
+
+    class Channel(models.TextChoices):
+        WEBHOOK = "webhook"
+        EMAIL = "email"
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    channel = models.CharField(max_length=10, choices=Channel.choices)
+    event = models.CharField(max_length=40)
+    address = models.EmailField(blank=True, help_text="Of a mail")
+    payload = models.JSONField()
+    created_at = models.DateTimeField(default=timezone.now)
+    due_at = models.DateTimeField(null=True, default=timezone.now, help_text="Empty: nothing is to be done")
+    tries = models.PositiveIntegerField(default=0)
+    last_error = models.TextField(blank=True)
+    sent_at = models.DateTimeField(null=True)
+    given_up_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["created_at"]
+        indexes = [
+            models.Index(fields=["due_at"], name="messages_to_send", condition=Q(due_at__isnull=False))
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.event} by {self.channel}"
+
+
+class MailChoice(models.Model):
+    """When somebody wants a mail about the end of a job; without a row: when it failed."""
+
+    class When(models.TextChoices):
+        FAILURE = "failure", "when a job fails, is refused or held"
+        ALWAYS = "always", "at every end of a job"
+        NEVER = "never", "never"
+
+    user = models.OneToOneField(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="mail_choice"
+    )
+    when = models.CharField(max_length=10, choices=When.choices, default=When.FAILURE)
+
+    def __str__(self) -> str:
+        return f"{self.user}: {self.when}"
 
 
 class WatchdogEvent(models.Model):

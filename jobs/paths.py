@@ -41,6 +41,13 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def sync_tree(folder: Path) -> None:
+    """Flush all files and folders below, and the folder's own entry."""
+    for path in [folder.parent, folder, *folder.rglob("*")]:
+        if not path.is_symlink():
+            sync_folder(path)
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write, fsync and rename, so that the name never holds half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,49 +7,36 @@ even without our own jobs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any
 
 from django.utils import timezone
 
 from gpus import choice
 from gpus.timing import scaled
-from jobs import events, readiness
+from jobs import readiness
 from jobs.board import Board, Closed, Slots
 from jobs.exceptions import JobRejected
+from jobs.lines import Line, place_in_order
 from jobs.memory import gib, holders, reserve_bytes
-from jobs.models import Job, Lease, Status
+from jobs.models import Job, Lease
+from jobs.waits import Wait
 
 #: Between the two readings that refuse a job.
 SHORT_SECONDS = 2.0
 #: A named card that is lost comes back, or is given up.
 LOST_SECONDS = 600.0
-
-
-@dataclass(frozen=True)
-class Wait:
-    """Why a queued job does not start now; stored as `waiting_for`."""
-
-    reason: str
-    detail: str = ""
-    gpu_uuid: str | None = None
-    job_id: str | None = None
-    eta_seconds: float | None = None
-    short: dict[str, str] | None = None  # by card: when it was first seen too full because of others
-
-    def as_dict(self) -> dict[str, Any]:
-        entry = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return entry if self.short else {k: v for k, v in entry.items() if k != "short"}
+#: So long others may start on a card that a larger job waits for; then it is kept for that one.
+PASSED_SECONDS = 600.0
+#: Less than any job needs: nobody of a line can start.
+SHUT = -1.0
 
 
 def place(job: Job, board: Board) -> list[Slots] | Wait:
     """The resources that take this job now, or why none does. Raises `JobRejected` when none ever will."""
-    if before := readiness.forerunner(job):
-        return Wait("after", f"after {before}", job_id=str(before.pk))
-    if source := readiness.source_pending(job):
-        return Wait("input", f"after {source}", job_id=str(source.pk))
+    if wait := readiness.not_ready(job):
+        return wait
     found = place_now(job, board)
     if not isinstance(found, Wait) and job.attempt == 0:  # later attempts have their files there already
         readiness.refuse_full_disk(job)
@@ -76,15 +63,28 @@ def job_class(job: Job) -> str:
 def place_on_cpu(job: Job, board: Board) -> list[Slots] | Wait:
     """A job without a card; one whose kind would need a card takes slot 0 alone."""
     resources = [slots for slots in board.slots.values() if slots.gpu is None]
-    for slots in (s for s in resources if s.resource not in board.closed):
-        slot = slots.free_slot("batch")
-        if slot is None or (slot and job.needs_card):
-            continue
-        if not slots.host_fits(need_bytes(job)):
-            return Wait("memory", f"{slots.host} has too little free memory now")
-        return [slots]
-    closed = [board.closed[s.resource].detail for s in resources if s.resource in board.closed]
-    return Wait("host", closed[0]) if closed else Wait("slot", "all CPU slots are taken")
+    free = [
+        s
+        for s in resources
+        if s.resource not in board.closed and has_cpu_slot(s, job_class(job), job.needs_card)
+    ]
+    for slots in free:
+        if slots.host_fits(need_bytes(job)):
+            return [slots]
+    if free:
+        return Wait("memory", f"{free[0].host} has too little free memory now")
+    closed = [board.closed[s.resource] for s in resources if s.resource in board.closed]
+    return waits_for(closed[0], "host") if closed else Wait("slot", "all CPU slots are taken")
+
+
+def waits_for(closed: Closed, otherwise: str, gpu_uuid: str | None = None) -> Wait:
+    reason = closed.word if closed.word in ("driver", "maintenance") else otherwise
+    return Wait(reason, closed.detail, gpu_uuid)
+
+
+def has_cpu_slot(slots: Slots, job_class: str, whole: bool) -> bool:
+    slot = slots.free_slot(job_class)
+    return slot == 0 if whole else slot is not None
 
 
 # Named cards ------------------------------------------------------------------------------------------
@@ -106,16 +106,16 @@ def named(uuid: str, board: Board) -> Slots:
     if slots is None:
         raise unavailable(f"Card {uuid} is not known any more.")
     closed = board.closed.get(slots.resource)
-    if closed and not closed.passing and not _may_come_back(slots, closed):
+    if closed and not may_open(slots, closed):
         raise unavailable(f"{closed.detail[0].upper()}{closed.detail[1:]}.")
     return slots
 
 
-def _may_come_back(slots: Slots, closed: Closed) -> bool:
-    """A card that was lost a moment ago, or one that only drains for the jobs that run on it."""
+def may_open(slots: Slots, closed: Closed) -> bool:
+    """Whether a closed card may open by itself: a lost one does so soon, or is given up."""
     lost_at = slots.gpu.lost_at if slots.gpu else None
     lately = lost_at is not None and timezone.now() - lost_at < timedelta(seconds=scaled(LOST_SECONDS))
-    return closed.word == "lost" and lately
+    return closed.passing or (closed.word == "lost" and lately)
 
 
 def unavailable(sentence: str) -> JobRejected:
@@ -128,13 +128,16 @@ def blocked(job: Job, slots: Slots, board: Board) -> Wait | None:
     assert slots.gpu is not None
     uuid, index, need = slots.gpu.uuid, slots.gpu.index, need_bytes(job)
     if closed := board.closed.get(slots.resource):
-        return Wait("driver" if closed.word == "driver" else "card", closed.detail, gpu_uuid=uuid)
+        return waits_for(closed, "card", uuid)
     if handed_back(job, slots):
         return Wait("memory", f"card {index} was fuller than its reading said", gpu_uuid=uuid)
     if slots.free_slot(job_class(job)) is None:
         return behind(slots, job_class(job))
+    if wait := kept_from(job, slots, board):
+        return wait
     if not slots.fits_now(need):
-        return Wait("memory", too_full(slots, need), gpu_uuid=uuid)
+        mine = "; the card is kept for it" if board.kept.get(slots.resource) == job else ""
+        return Wait("memory", too_full(slots, need) + mine, gpu_uuid=uuid)
     return None
 
 
@@ -200,8 +203,8 @@ def place_auto(job: Job, board: Board) -> list[Slots] | Wait:
 
 def soonest(waits: list[Wait]) -> Wait:
     """The wait of the card that may come first: behind a job before anything else."""
-    order = {"lease": 0, "memory": 1, "driver": 2, "card": 3}
-    first = min(waits, key=lambda w: (order.get(w.reason, 4), w.eta_seconds is None, w.eta_seconds or 0))
+    order = {"lease": 0, "memory": 1, "maintenance": 2, "driver": 3, "card": 4}
+    first = min(waits, key=lambda w: (order.get(w.reason, 5), w.eta_seconds is None, w.eta_seconds or 0))
     return Wait(first.reason, first.detail, None, first.job_id, first.eta_seconds)
 
 
@@ -268,16 +271,88 @@ def _advice(need: int | None, board: Board) -> str:
     )
 
 
-def note_wait(job: Job, wait: Wait) -> None:
-    """Store why the job waits, when the reason is another than before."""
-    before = job.waiting_for or {}
-    told = wait.as_dict()
-    if all(before.get(k) == v for k, v in told.items() if k != "eta_seconds"):
-        return
-    same = before.get("reason") == wait.reason and before.get("since")
-    entry = told | {"since": before["since"] if same else timezone.now().isoformat()}
-    if "skip" in before:
-        entry["skip"] = before["skip"]
-    if Job.objects.filter(pk=job.pk, status=Status.QUEUED, attempt=job.attempt).update(waiting_for=entry):
-        job.waiting_for = entry
-        events.changed(job)
+# Who was passed over --------------------------------------------------------------------------------------------
+
+
+def passed_over(job: Job, slots: Slots) -> bool:
+    """Whether a job that starts in this slot passes one that waits for the card's memory."""
+    could = slots.gpu is not None and not job.interactive and slots.memory.would_hold(need_bytes(job))
+    wanted = Line.of(job).uuids
+    return could and (not wanted or slots.gpu.uuid in wanted)  # type: ignore[union-attr]
+
+
+def keep(board: Board, waiting: Iterable[Job]) -> None:
+    """Keep a card for each of those that others have passed for too long, in the order of the queue."""
+    long_ago = timezone.now() - timedelta(seconds=scaled(PASSED_SECONDS))
+    for job in waiting:
+        passed_at = (job.waiting_for or {}).get("passed_at")
+        if passed_at is None or datetime.fromisoformat(passed_at) > long_ago:
+            continue
+        cards = [s for s in board.cards() if s.resource not in board.closed and passed_over(job, s)]
+        if cards := [s for s in cards if s.resource not in board.kept]:
+            board.kept[min(cards, key=soonest_free).resource] = job
+
+
+def soonest_free(slots: Slots) -> tuple[float, int]:
+    """By what its jobs say they have left; then in the order of the list."""
+    left = [(lease.attempt.job.progress or {}).get("eta_seconds") for lease in slots.leases]
+    assert slots.gpu is not None
+    return max((math.inf if seconds is None else seconds for seconds in left), default=0.0), slots.gpu.index
+
+
+def kept_from(job: Job, slots: Slots, board: Board) -> Wait | None:
+    """A card that is kept for a job takes nobody who stands behind it; a short question passes."""
+    first = board.kept.get(slots.resource)
+    if first is None or job.interactive or place_in_order(job) <= place_in_order(first):
+        return None
+    assert slots.gpu is not None
+    why = f"which needs {gib(need_bytes(first))} and was passed by others"
+    detail = f"card {slots.gpu.index} is kept for {first}, {why}"
+    return Wait("kept", detail, slots.gpu.uuid, str(first.pk))
+
+
+# Whole lines ----------------------------------------------------------------------------------------------------
+
+
+def room(line: Line, board: Board, *, ahead: bool = False) -> float:
+    """The largest job, in bytes, that could start in this line now; `SHUT` while none can.
+
+    `ahead`: of those who stand before the jobs that cards are kept for.
+    """
+    if line.on_cpu:
+        whole = line.asks == "cpu-whole"
+        cpus = [s for s in board.slots.values() if s.gpu is None and s.resource not in board.closed]
+        return max((s.room() for s in cpus if has_cpu_slot(s, line.job_class, whole)), default=SHUT)
+    rooms = [room_on(slots, line, board, ahead) for slots in asked(line, board)]
+    return (min if line.uuids else max)(rooms, default=SHUT)
+
+
+def room_on(slots: Slots, line: Line, board: Board, ahead: bool) -> float:
+    kept = slots.resource in board.kept and not ahead and line.job_class == "batch"
+    shut = slots.resource in board.closed or slots.free_slot(line.job_class) is None or kept
+    ghost = slots.haunted and not line.uuids
+    return SHUT if shut or ghost else slots.room()
+
+
+def asked(line: Line, board: Board) -> list[Slots]:
+    """The cards of a line that are known; all of them for `auto`."""
+    cards = board.cards()
+    return [s for s in cards if s.gpu and s.gpu.uuid in line.uuids] if line.uuids else cards
+
+
+def beyond(line: Line, board: Board) -> float:
+    """The need, in bytes, over which a job of this line is to be refused; infinite while that is open."""
+    if line.on_cpu:
+        return math.inf
+    cards = asked(line, board)
+    gone = [s for s in cards if (closed := board.closed.get(s.resource)) and not may_open(s, closed)]
+    if line.uuids:
+        if gone or len(cards) < len(line.uuids):
+            return SHUT
+        return min(
+            (s.memory.room_without_ours for s in cards if s.resource not in board.closed), default=math.inf
+        )
+    could_open = [s for s in cards if s not in gone]
+    if not could_open or any(s.resource in board.closed for s in could_open):
+        return math.inf
+    return max(s.memory.room_without_ours for s in could_open)

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 TOKEN_VARIABLE = "MISTUDIO_JOB_TOKEN"
+#: Asks a work where it is: its handler writes the stacks of all threads to the log, from C, and what it
+#: interrupted is started again.
+DUMP_SIGNAL = signal.SIGUSR2
 
 
 @dataclass(frozen=True)

@@ -18,20 +18,18 @@ from jobs.artifacts import as_input, settle_inputs
 from jobs.exceptions import JobRejected
 from jobs.memory import disk_reserve_bytes, gib
 from jobs.models import FINAL, Job, JobEvent, Status
+from jobs.waits import Wait
 
 
-def source_pending(job: Job) -> Job | None:
-    """The job whose result this one waits for; None when all inputs exist and the job was found good.
+def not_ready(job: Job) -> Wait | None:
+    """The job that this one waits for; None when its inputs exist and its parameters were found good.
 
     Raises `JobRejected` when it never can start.
     """
-    waiting = job.inputs.filter(artifact=None).select_related("source_job")
-    for row in waiting:
-        source = row.source_job
-        if source is not None and source.status in FINAL and source.status != Status.SUCCEEDED:
-            raise chains.broken(f"Its input {row.parameter} was to come from", source, chains.INPUT)
-    if waiting and not settle_inputs(job):
-        return waiting[0].source_job
+    if before := forerunner(job):
+        return Wait("after", f"after {before}", job_id=str(before.pk))
+    if source := source_pending(job):
+        return Wait("input", f"after {source}", job_id=str(source.pk))
     if job.estimate is None:
         appraise(job)
     return None
@@ -39,11 +37,23 @@ def source_pending(job: Job) -> Job | None:
 
 def forerunner(job: Job) -> Job | None:
     """The first job of `after` that has not succeeded yet. Raises `JobRejected` when it never will."""
-    for before in job.after.exclude(status=Status.SUCCEEDED):
+    for before in job.after.all():
+        if before.status == Status.SUCCEEDED:
+            continue
         if before.final:
             raise chains.broken("It was to start after", before, chains.AFTER)
         return before
     return None
+
+
+def source_pending(job: Job) -> Job | None:
+    """The job that makes an input which is not there yet. Raises `JobRejected` when it never will."""
+    waiting = [row for row in job.inputs.all() if row.artifact_id is None]
+    for row in waiting:
+        source = row.source_job
+        if source is not None and source.status in FINAL and source.status != Status.SUCCEEDED:
+            raise chains.broken(f"Its input {row.parameter} was to come from", source, chains.INPUT)
+    return waiting[0].source_job if waiting and not settle_inputs(job) else None
 
 
 def appraise(job: Job) -> None:
@@ -53,7 +63,7 @@ def appraise(job: Job) -> None:
     inputs = {row.parameter: as_input(row.artifact) for row in rows if row.artifact}
     try:
         kind.check(job.params, inputs)
-        estimate = estimates.estimate(kind, job.params, inputs)
+        estimate = estimates.estimate(kind, job.params, inputs, job.stage)
         if job.needs_card:
             estimates.refuse_too_large(estimate.memory_bytes, job.gpu_wanted)
     except ValidationError as error:

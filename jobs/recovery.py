@@ -20,7 +20,19 @@ from django.utils import timezone
 
 from gpus.models import Host, within
 from gpus.timing import scaled
-from jobs import dispatch, endings, events, lease, ownership, paths, processes, tasks, watchdog
+from jobs import (
+    dispatch,
+    endings,
+    events,
+    lease,
+    ownership,
+    paths,
+    processes,
+    requeue,
+    takeover,
+    tasks,
+    watchdog,
+)
 from jobs.models import ACTIVE, WAITING, Attempt, Job, Lease, Outcome, Status
 from jobs.patience import AWAY
 from jobs.processes import Process
@@ -42,6 +54,7 @@ def recover_host(name: str) -> None:
         if mine:
             each(unclaimed(), lambda attempt: ring_or_give_up(attempt, host))
             each(claimed(host), end_if_orphan)
+            each(takeover.silent_too_long(host), take_over)
             each(unfinished_leases(host), end_leases)
             each(asked_to_end(), end_waiting)
     each([host], watchdog.follow_up)
@@ -82,7 +95,7 @@ def claimed(host: Host) -> QuerySet[Attempt]:
 def ring_or_give_up(attempt: Attempt, host: Host) -> None:
     """Granted, no keeper: ring again; after 60 s the launch has failed, whatever host it was for."""
     if not within(attempt.granted_at, UNCLAIMED_SECONDS):
-        if endings.never_started(attempt.job, attempt, "no keeper claimed the attempt"):
+        if requeue.never_started(attempt.job, attempt, "no keeper claimed the attempt"):
             lease.end_unused(attempt)
     elif attempt.host_id == host.pk:
         tasks.ring_run(attempt)
@@ -103,8 +116,10 @@ def end_if_orphan(attempt: Attempt) -> None:
         return
     if end_members(attempt):
         return  # a process that cannot be ended yet still computes: the next round looks again
+    rebooted = attempt.boot_id != processes.boot_id()
+    why = "the host was started anew" if rebooted else "the keeper's process is gone"
     try:
-        settle(attempt.job, attempt)
+        settle(attempt.job, attempt, why, counted=not rebooted)
     except AWAY:
         raise
     except Exception as error:
@@ -112,14 +127,20 @@ def end_if_orphan(attempt: Attempt) -> None:
         endings.fail(attempt.job, attempt, *endings.reason_of_end(error))
 
 
-def settle(job: Job, attempt: Attempt) -> None:
+def take_over(attempt: Attempt) -> None:
+    """An attempt of a host that is silent: its keeper has ended the work by now."""
+    why = f"host {attempt.host} was silent for {attempt.silent_seconds:.0f} s"
+    settle(attempt.job, attempt, why, counted=False)
+
+
+def settle(job: Job, attempt: Attempt, why: str, *, counted: bool) -> None:
     if endings.complete(job, attempt):
         return
     ours = job.attempt == attempt.number
     if ours and job.status == Status.STARTING:
-        endings.never_started(job, attempt, "the keeper ended before the work ran")
+        requeue.never_started(job, attempt, "the keeper ended before the work ran")
     elif ours and job.status == Status.RUNNING:
-        endings.lost(job, attempt, "the keeper's process is gone")
+        requeue.lost(job, attempt, why, counted=counted)
     else:
         endings.close(attempt, Outcome.ENDED)
 

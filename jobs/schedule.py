@@ -15,12 +15,14 @@ RECOVERY_SECONDS = 10.0
 WATCHDOG_SECONDS = 60.0
 CANARY_SECONDS = 30.0
 ROLL_UP_SECONDS = 60.0
+DELIVERY_SECONDS = 10.0
 PRUNE_SECONDS = 3600.0
 
 
 def register_common() -> None:
     every("dispatch", tasks.dispatch, DISPATCH_SECONDS, "cpu")
     every("canary cpu", tasks.canary, CANARY_SECONDS, "cpu", "cpu")
+    every("deliver", tasks.deliver, DELIVERY_SECONDS, "cpu")
     every("roll up history", tasks.roll_up_history, ROLL_UP_SECONDS, "cpu")
     every("prune", tasks.prune, PRUNE_SECONDS, "cpu")
     every("prune history", tasks.prune_history, PRUNE_SECONDS, "cpu")

@@ -62,6 +62,7 @@ TYPES: list[tuple[type, str]] = [
     (serializers.BooleanField, "boolean"),
     (serializers.IntegerField, "integer"),
     (serializers.FloatField, "number"),
+    (serializers.DictField, "object"),
 ]
 
 
@@ -87,6 +88,8 @@ def basic_schema(field: serializers.Field) -> dict[str, Any]:
         return {"enum": list(field.choices)}
     if isinstance(field, ArtifactField):
         return {"type": "string", "x-artifact": list(field.types)}
+    if isinstance(field, serializers.JSONField):
+        return {}
     return {"type": next((name for cls, name in TYPES if isinstance(field, cls)), "string")}
 
 

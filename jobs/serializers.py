@@ -8,6 +8,7 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
+from jobs import lines
 from jobs.models import Artifact, Attempt, Job, JobEvent, JobGroup, JobTemplate, WatchdogEvent
 from jobs.people import Person, is_staff
 
@@ -29,8 +30,8 @@ class AttemptSerializer(serializers.ModelSerializer[Attempt]):
         model = Attempt
         fields = [
             "number", "host", "gpu_uuids", "gpu_names", "reported_gpu_uuids", "keeper_pid", "work_pid",
-            "start_checkpoint", "granted_at", "claimed_at", "heartbeat_at", "ended_at", "outcome", "detail",
-            "exit_status", "peak_memory_bytes",
+            "start_checkpoint", "granted_at", "claimed_at", "started_at", "heartbeat_at", "ended_at",
+            "ran_seconds", "outcome", "detail", "exit_status", "peak_memory_bytes",
         ]  # fmt: skip
 
 
@@ -57,6 +58,14 @@ class WatchdogEventSerializer(serializers.ModelSerializer[WatchdogEvent]):
         ]  # fmt: skip
 
 
+class ManyJobs(serializers.ListSerializer[Any]):
+    def to_representation(self, jobs: Any) -> list[Any]:
+        """A page of jobs; why those wait that are queued is asked for all of them together."""
+        page = list(jobs)
+        lines.tell(page)
+        return [self.child.to_representation(job) for job in page]
+
+
 class JobSerializer(serializers.ModelSerializer[Job]):
     """A job; others than its owner and staff get the reduced form (private fields null)."""
 
@@ -76,10 +85,12 @@ class JobSerializer(serializers.ModelSerializer[Job]):
 
     class Meta:
         model = Job
+        list_serializer_class = ManyJobs
         fields = [
             "id", "kind", "name", "owner", "status", "stalled", "failure_reason", "error", "hint", "gpu_request",
             "gpu_wanted", "gpu_uuid", "gpu_uuids", "gpu_names", "host", "device", "simulated", "params", "estimate",
-            "progress", "waiting_for", "result", "artifacts", "inputs", "after", "priority", "attempt", "attempts",
+            "progress", "waiting_for", "result", "artifacts", "inputs", "after", "time_limit_seconds", "priority",
+            "attempt", "attempts",
             "retry_of", "group_id", "cancel_requested_at", "queued_at", "started_at", "finished_at", "duration_s",
             "peak_memory_bytes",
         ]  # fmt: skip
@@ -125,6 +136,8 @@ class JobSerializer(serializers.ModelSerializer[Job]):
         return round((job.finished_at - job.started_at).total_seconds(), 3)
 
     def to_representation(self, job: Job) -> dict[str, Any]:
+        if self.parent is None and not self.context.get("as_stored"):
+            lines.tell([job])
         data = super().to_representation(job)
         return data if may_see(job, self.context.get("user")) else without_private(data)
 
@@ -144,8 +157,8 @@ def without_private(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def full(job: Job) -> dict[str, Any]:
-    """The job as its owner sees it, as plain JSON values."""
-    return dict(JobSerializer(job, context={"user": job.owner}).data)
+    """The job as its owner sees it, as plain JSON values; why it waits as dispatch last wrote it down."""
+    return dict(JobSerializer(job, context={"user": job.owner, "as_stored": True}).data)
 
 
 def reduced(job: Job) -> dict[str, Any]:

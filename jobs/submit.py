@@ -15,12 +15,13 @@ from rest_framework import serializers
 
 from gpus import choice
 from gpus.rest import ApiError
-from jobs import chains, estimates, events, paths, registry, tasks
+from jobs import chains, estimates, events, limits, paths, registry, tasks
 from jobs.artifacts import Resolved, as_input, resolve_all
 from jobs.exceptions import Conflict
 from jobs.kind import Estimate, JobKind
 from jobs.models import Job, JobEvent, JobInput, Status
 from jobs.people import Person, is_staff
+from jobs.waits import Wait
 
 
 class SubmitFields(serializers.Serializer):
@@ -42,6 +43,14 @@ class SubmitFields(serializers.Serializer):
         required=False,
         max_length=100,
         help_text="Ids of jobs that must have succeeded first.",
+    )
+    time_limit_seconds = serializers.IntegerField(
+        required=False,
+        allow_null=True,
+        min_value=1,
+        max_value=2**31 - 1,
+        help_text="Ends the job `failed`, `timeout` after so many seconds of running; waits and pauses do not count, "
+        "and its checkpoint is kept.",
     )
     hold = serializers.BooleanField(
         required=False, default=False, help_text="Keep the job held until it is released."
@@ -67,15 +76,18 @@ class Plan:
     resolved: list[Resolved]
     estimate: Estimate | None
     after: list[Job]
+    stage: str = ""
 
 
-def submit(user: Person, kind_name: str, data: Mapping[str, Any], **fields: Any) -> Job:
-    """Queue a job. Raises `ValidationError` or `ApiError` before anything is written.
+def submit(user: Person, kind_name: str, data: Mapping[str, Any], *, stage: str = "", **fields: Any) -> Job:
+    """Queue a job, at a later `stage` where it goes on from another's checkpoint. Raises `ValidationError` or
+    `ApiError` before anything is written.
 
     `fields` go into the row as they are (`retry_of`, `retry_from`, `priority`).
     """
-    plan = check(user, kind_name, data)
+    plan = check(user, kind_name, data, stage)
     with transaction.atomic():
+        limits.refuse_too_many(user)
         job = create(user, plan, **fields)
         transaction.on_commit(lambda: announce([job]))
     return job
@@ -121,23 +133,27 @@ def _earlier(user: Person, key: str, digest: str) -> Job | None:
     return job
 
 
-def check(user: Person, kind_name: str, data: Mapping[str, Any]) -> Plan:
+def check(user: Person, kind_name: str, data: Mapping[str, Any], stage: str = "") -> Plan:
     """Everything that can be known before queueing."""
     kind = get_kind(kind_name)
     if not isinstance(data, Mapping):
         raise serializers.ValidationError({"non_field_errors": ["A JSON object is expected."]})
     own, common = _validated(kind, data)
-    needs_card = kind.needs_card(own)
-    gpu_request = choice.parse(data.get("gpu"), max_gpus=kind.max_gpus, needs_card=needs_card)
+    needs_card = kind.takes_card(own, stage)
+    later = () if stage else kind.card_stages(own)
+    gpu_request = choice.parse(data.get("gpu"), max_gpus=kind.max_gpus, needs_card=needs_card or bool(later))
     _check_priority(user, common["priority"])
     after = _after(user, common.get("after", []))
     resolved = resolve_all(kind, own, user)
     existing = {r.parameter: as_input(r.artifact) for r in resolved if r.artifact is not None}
     kind.check(own, existing)
-    estimate = estimates.estimate_resolved(kind, own, resolved)
-    if needs_card and estimate is not None:
-        estimates.refuse_too_large(estimate.memory_bytes, gpu_request)
-    return Plan(kind_name, kind, plain(own), common, gpu_request, needs_card, resolved, estimate, after)
+    estimate = estimates.estimate_resolved(kind, own, resolved, stage)
+    on_cards = [estimate] if needs_card else []
+    for found in [*on_cards, *(estimates.estimate_resolved(kind, own, resolved, name) for name in later)]:
+        estimates.refuse_too_large(found.memory_bytes if found else None, gpu_request)
+    return Plan(
+        kind_name, kind, plain(own), common, gpu_request, needs_card, resolved, estimate, after, stage
+    )
 
 
 def get_kind(name: str) -> JobKind:
@@ -201,19 +217,31 @@ def create(user: Person, plan: Plan, **fields: Any) -> Job:
         "owner_id": user.pk,
         "priority": plan.common["priority"],
         "params": plan.params,
-        "device": "cpu" if not plan.needs_card or choice.cpu_allowed() else "cuda",
+        "device": choice.device(needs_card=plan.needs_card),
         "interactive": plan.kind.interactive,
         "needs_card": plan.needs_card,
+        "stage": plan.stage,
+        "time_limit_seconds": plan.common.get("time_limit_seconds"),
         "gpu_request": plan.gpu_request,
         "gpu_wanted": plan.gpu_request,
         "estimate": plan.estimate.as_dict() if plan.estimate else None,
         "status": Status.HELD if plan.common["hold"] else Status.QUEUED,
     }
-    job = Job.objects.create(**row | fields)
+    job = Job.objects.create(**row | first_wait(plan) | fields)
     job.after.set(plan.after)
     JobInput.objects.bulk_create([resolved.row(job) for resolved in plan.resolved])
     JobEvent.objects.create(job=job, event="submitted", detail=f"gpu: {plan.gpu_request}")
     return job
+
+
+def first_wait(plan: Plan) -> dict[str, Any]:
+    """The first of the jobs that this one comes after: until that ends it stands in no line."""
+    sources = [item.job for item in plan.resolved if item.artifact is None]
+    before = [("after", job) for job in plan.after if job.status != Status.SUCCEEDED]
+    for reason, job in before + [("input", job) for job in sources if job is not None]:
+        wait = Wait(reason, f"after {job}", job_id=str(job.pk))
+        return {"waits_on": job, "waiting_for": wait.beginning()}
+    return {}
 
 
 def announce(jobs: Iterable[Job]) -> None:

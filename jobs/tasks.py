@@ -95,11 +95,20 @@ def canary(queue: str) -> None:
 
 
 @shared_task(ignore_result=True)
+def deliver() -> None:
+    """A receiver may hang: the round is a thread's, and the task has ended."""
+    from jobs import postman
+
+    postman.wake()
+
+
+@shared_task(ignore_result=True)
 def prune() -> None:
-    from jobs import recovery, watchdog
+    from jobs import postman, recovery, watchdog
 
     recovery.prune_staging()
     watchdog.prune()
+    postman.prune()
 
 
 @shared_task(ignore_result=True)

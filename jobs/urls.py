@@ -16,7 +16,7 @@ urlpatterns = [
     re_path(JOB + r"/?$", api.JobDetail.as_view()),
     *(
         re_path(JOB + rf"/{name}/?$", api.Verb.as_view(name=name))
-        for name in ("cancel", "hold", "release", "pause")
+        for name in ("cancel", "hold", "release", "pause", "finalize")
     ),
     re_path(JOB + r"/resume/?$", api.Resume.as_view()),
     re_path(JOB + r"/retry/?$", api.Retry.as_view()),

@@ -13,17 +13,31 @@ from rest_framework import serializers
 from gpus import choice
 from jobs import chains, endings, events, lease, paths, registry, submit, tasks
 from jobs.exceptions import Conflict
+from jobs.kind import FINALIZE
 from jobs.models import ACTIVE, FINAL, WAITING, Attempt, Job, JobEvent, Outcome, Status
 from jobs.people import Person
+
+#: Why a job that waits cannot be paused.
+NOT_RUNNING: dict[str, str] = {
+    Status.QUEUED: "Only a running job can be paused; this one is queued. Hold it to keep it from starting.",
+    Status.HELD: "Only a running job can be paused; this one is held, and starts when it is released.",
+    Status.PAUSED: "The job is paused already; resume it to go on.",
+}
+#: From where a training can be finalized: it has a checkpoint and nobody works on it.
+EARLY_ENDS = (Status.PAUSED, Status.CANCELLED, Status.FAILED)
 
 
 def cancel(job: Job, user: Person) -> Job:
     """End the job. Waiting jobs and unclaimed starts end here; a keeper ends the others."""
     with transaction.atomic():
         _ask(job, "cancel_requested_at", user)
-        done = job.move(WAITING, Status.CANCELLED) or _cancel_unclaimed(job)
+        done = job.move(WAITING, Status.CANCELLED) or _end_unclaimed(job, Status.CANCELLED)
+    return _asked(job, user, Status.CANCELLED, done)
+
+
+def _asked(job: Job, user: Person, to: Status, done: bool) -> Job:
     if done:
-        _story(job, Status.CANCELLED, user)
+        _story(job, to, user)
         tasks.ring_dispatch()
     else:
         tasks.ring_nudge(job)
@@ -43,15 +57,15 @@ def _ask(job: Job, field: str, user: Person) -> None:
     )
 
 
-def _cancel_unclaimed(job: Job) -> bool:
+def _end_unclaimed(job: Job, to: Status) -> bool:
     """A start that no keeper has claimed: close the attempt first, then nobody can claim it any more."""
     attempt = job.attempts.filter(number=job.attempt, keeper_pid=None, ended_at=None).first()
     if attempt is None or job.status != Status.STARTING:
         return False
     closed = Attempt.objects.filter(pk=attempt.pk, keeper_pid=None, ended_at=None).update(
-        ended_at=timezone.now(), outcome=Outcome.ENDED, detail="cancelled before it was claimed"
+        ended_at=timezone.now(), outcome=Outcome.ENDED, detail=f"{to} before it was claimed"
     )
-    if not closed or not job.move([Status.STARTING], Status.CANCELLED):
+    if not closed or not job.move([Status.STARTING], to):
         return False
     lease.end_unused(attempt)
     return True
@@ -80,13 +94,13 @@ def release(job: Job, user: Person) -> Job:
 
 
 def pause(job: Job, user: Person) -> Job:
-    """Ask a running job to write a checkpoint and leave its card."""
-    if job.status not in ACTIVE:
-        raise Conflict(f"Only a running job can be paused; this one is {job.status}.")
+    """Ask a running job to write a checkpoint and leave its card; a start that nobody claimed is paused here."""
     with transaction.atomic():
         _ask(job, "pause_requested_at", user)
-    tasks.ring_nudge(job)
-    return job
+        if job.status not in ACTIVE:  # the request is taken back with the transaction
+            raise Conflict(NOT_RUNNING.get(job.status, "Only a running job can be paused."))
+        done = _end_unclaimed(job, Status.PAUSED)
+    return _asked(job, user, Status.PAUSED, done)
 
 
 def resume(job: Job, user: Person, gpu: Any = None) -> Job:
@@ -95,7 +109,8 @@ def resume(job: Job, user: Person, gpu: Any = None) -> Job:
     if job.status in (Status.FAILED, Status.CANCELLED):
         return retry(job, user, gpu=gpu, start="checkpoint")
     wanted = same_card(job, gpu)
-    if not job.move([Status.PAUSED], Status.QUEUED, gpu_wanted=wanted, pause_requested_at=None):
+    forgotten = {"pause_requested_at": None, "waiting_for": None}
+    if not job.move([Status.PAUSED], Status.QUEUED, gpu_wanted=wanted, **forgotten):
         raise Conflict(f"Only a paused job can be resumed; this one is {job.status}.")
     _story(job, "resumed", user)
     tasks.ring_dispatch()
@@ -105,10 +120,14 @@ def resume(job: Job, user: Person, gpu: Any = None) -> Job:
 def same_card(job: Job, gpu: Any) -> str:
     """The cards of the last attempt if it ever ran, else what was asked for; the caller may name another."""
     kind = registry.get(job.kind)
-    asked = gpu if gpu is not None else (job.gpu_uuids or job.gpu_request)
-    if isinstance(asked, str) and "," in asked and gpu is None:
-        asked = asked.split(",")
+    asked = gpu if gpu is not None else (_last_cards(job) or _listed(job.gpu_request))
     return choice.parse(asked, max_gpus=kind.max_gpus, needs_card=job.needs_card)
+
+
+def _last_cards(job: Job) -> list[str]:
+    """Those of the last attempt that ran; a grant that was never taken up decides nothing."""
+    ran = job.attempts.exclude(started_at=None).order_by("-number").first()
+    return list(ran.gpu_uuids) if ran else []
 
 
 def retry(
@@ -132,21 +151,33 @@ def retry(
         raise Conflict("This job left no checkpoint; retry from the start.")
     if start == "checkpoint" and params:
         raise Conflict("Changed parameters cannot go on from a checkpoint; retry from the start.")
-    data = job.params | (params or {}) | {"gpu": _listed(same_card(job, gpu)), "name": job.name}
-    data["after"] = list(job.after.exclude(status=Status.SUCCEEDED).values_list("pk", flat=True))
-    with transaction.atomic():
-        # Its owner stays, and its place in the queue, whoever presses the button.
-        again = submit.submit(
-            job.owner,
-            job.kind,
-            data,
-            retry_of=job,
-            retry_from=start,
-            priority=job.priority,
-            group_id=job.group_id,
+    data = job.params | (params or {}) | {"gpu": _listed(same_card(job, gpu))}
+    return _follow(job, data, start, stage=job.stage if start == "checkpoint" else "")
+
+
+def finalize(job: Job, user: Person) -> Job:
+    """A new job, without a card, that makes the artifact of a training which ended early from its checkpoint."""
+    if not registry.get(job.kind).can_finalize():
+        raise Conflict(f"A job of the kind {job.kind} makes nothing from a checkpoint; only a training does.")
+    if job.status not in EARLY_ENDS:
+        raise Conflict(
+            f"Only a paused, cancelled or failed training can be finalized; this one is {job.status}."
         )
+    if not endings.newest_checkpoint(job):
+        raise Conflict("The training left no checkpoint, so there is nothing to make an artifact from.")
+    return _follow(job, dict(job.params), FINALIZE, stage=FINALIZE)
+
+
+def _follow(job: Job, data: dict[str, Any], start: str, stage: str) -> Job:
+    """A new job of the same owner, wherever the button was pressed, with the old one's place in queue, group and
+    chain."""
+    data |= {"name": job.name, "time_limit_seconds": job.time_limit_seconds}
+    data["after"] = list(job.after.exclude(status=Status.SUCCEEDED).values_list("pk", flat=True))
+    row = {"retry_of": job, "retry_from": start, "priority": job.priority, "group_id": job.group_id}
+    with transaction.atomic():
+        again = submit.submit(job.owner, job.kind, data, stage=stage, **row)
         chains.take_over(job, again)
-        if start == "checkpoint":
+        if start != "start":
             copy_checkpoints(job, again)
     return again
 

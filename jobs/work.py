@@ -5,6 +5,7 @@ This file and `forkserver` are the only ones of the engine that may touch torch.
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
 import importlib.metadata
 import json
@@ -22,19 +23,32 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from django.conf import settings
+from django.db import transaction
 from django.utils import timezone
 from rest_framework.serializers import ValidationError
 from setproctitle import setproctitle
 
 from gpus import backends, publish
 from gpus.readings import CardInfo
-from jobs import arrival, cardloss, endings, events, faults, paths, processes, registry
+from jobs import (
+    arrival,
+    cardloss,
+    endings,
+    events,
+    faults,
+    paths,
+    peaks,
+    processes,
+    registry,
+    remedies,
+    requeue,
+)
 from jobs.context import WorkContext
 from jobs.endings import End
-from jobs.exceptions import Fenced, JobRejected, JobStopped
-from jobs.interp.errors import NonFinite, Stopped, Unusable
+from jobs.exceptions import Fenced, HandedOver, JobRejected, JobStopped
+from jobs.interp.errors import Stopped, Unusable
 from jobs.journal import figures
-from jobs.kind import Input
+from jobs.kind import FINALIZE, Input
 from jobs.models import Attempt, Job, Status
 from jobs.patience import patiently
 from jobs.readiness import sentence_of
@@ -47,10 +61,6 @@ POLITE = 5
 LIBRARIES = ("torch", "transformers", "safetensors", "numpy")
 
 
-class CardMismatch(Exception):
-    """The card that the process sees is not the card of its lease."""
-
-
 def main(job: Job, attempt: Attempt, gate: int, token: str) -> int:
     """The life of the work; returns its exit status. Waits at `gate` until the keeper has recorded it."""
     processes.die_with_parent(attempt.keeper_pid or 0)
@@ -59,34 +69,40 @@ def main(job: Job, attempt: Attempt, gate: int, token: str) -> int:
         return 1
     set_environment(attempt, token)
     logging.getLogger().addHandler(LogFrames(str(job.pk)))
+    faulthandler.register(processes.DUMP_SIGNAL, file=2, all_threads=True)
     stop = Stop()
     context: WorkContext | None = None
     end: End | None
     try:
         device = verify_card(job, attempt)
         patiently(lambda: arrival.check_room(job, attempt))
-        if not patiently(lambda: start(job)):
+        if not patiently(lambda: start(job, attempt)):
             return 0
         if device == "cpu":
             os.nice(POLITE)
         context = WorkContext(job, attempt, device, stop)
+        context.journal.write_beside()
         end = run(context)
     except Fenced as error:
         logger.warning("stopping: %s", error)
         return 0
     except arrival.HandedBack as why:
         logger.warning("back to the queue: %s", why)
-        patiently(partial(endings.handed_back, job, attempt, str(why), why.skip))
+        patiently(partial(requeue.handed_back, job, attempt, str(why), why.skip))
         publish.flush(1.0)
         return 0
+    except HandedOver as order:
+        last_words(context)
+        end = End(Status.QUEUED, stage=order.stage)
     except BaseException as error:  # whatever happened is the job's end, told in its row
         reported = bool(context and context.journal.reported)
         last_words(context)
         end = patiently(partial(end_of, job, error, reported=reported))
+    patiently(partial(peaks.note, attempt))
     if end is None:
         stop.give_in()
     if end.status == Status.FAILED and (loss := cardloss.behind(attempt, end.error)):
-        patiently(partial(endings.card_lost, job, attempt, loss))
+        patiently(partial(requeue.card_lost, job, attempt, loss))
         publish.flush(1.0)
         return 0
     return publish_end(job, attempt, end)
@@ -139,7 +155,7 @@ def verify_card(job: Job, attempt: Attempt) -> str:
     seen = _cuda_uuids() if on_cuda else _looked_up(job.simulated)
     patiently(lambda: Attempt.objects.filter(pk=attempt.pk).update(reported_gpu_uuids=seen))
     if seen != attempt.gpu_uuids:
-        raise CardMismatch(
+        raise remedies.CardMismatch(
             f"granted {', '.join(attempt.gpu_uuids)}, but the process sees {', '.join(seen) or 'none'}"
         )
     logger.info("card %s verified", ", ".join(seen))
@@ -165,10 +181,13 @@ def _looked_up(simulated: bool) -> list[str]:
     return [card.uuid for card in cards if card is not None]
 
 
-def start(job: Job) -> bool:
+def start(job: Job, attempt: Attempt) -> bool:
     """`starting → running`; False when the job was ended meanwhile."""
     faults.point("before_running")
-    moved = job.move([Status.STARTING], Status.RUNNING, started_at=job.started_at or timezone.now())
+    now = timezone.now()
+    with transaction.atomic():
+        moved = job.move([Status.STARTING], Status.RUNNING, started_at=job.started_at or now)
+        Attempt.objects.filter(pk=attempt.pk, ended_at=None).update(started_at=now if moved else None)
     if moved:
         events.changed(job)
     faults.point("running")
@@ -181,7 +200,8 @@ def run(context: WorkContext) -> End:
     introduce(context)
     serializer = kind.Params(data=job.params)
     serializer.is_valid(raise_exception=True)
-    result = kind.run(context, serializer.validated_data)
+    act = kind.finalize if job.stage == FINALIZE else kind.run
+    result = act(context, serializer.validated_data)
     context.journal.store_now()
     seconds = time.monotonic() - began
     logger.info("done in %.1f s; %s", seconds, figures(result))
@@ -195,7 +215,8 @@ def introduce(context: WorkContext) -> None:
     job, attempt = context.job, context.attempt
     cards = ", ".join(f"{n} {u}" for n, u in zip(attempt.gpu_names, attempt.gpu_uuids, strict=True))
     where = f"{cards or 'no card'}; mathematics on {context.device}"
-    logger.info("%s, attempt %d, on %s", job.kind, attempt.number, where)
+    what = f"{job.kind} ({job.stage})" if job.stage else job.kind
+    logger.info("%s, attempt %d, on %s", what, attempt.number, where)
     logger.info("parameters %s", json.dumps(without_folders(job.params)))
     for name, made in context.inputs.items():
         logger.info("%s: %s %s (%s)", name, made.type, made.name, made.id)
@@ -256,10 +277,10 @@ def end_of(job: Job, error: BaseException, *, reported: bool) -> End | None:
         status = Status.FAILED if reported else Status.REFUSED
         reason, hint = getattr(error, "reason", "rejected"), getattr(error, "hint", "")
         return End(status, failure_reason=reason, error=str(error), hint=hint)
-    reason, hint = reason_of(error)
     text = "".join(traceback.format_exception(error))
     logger.error("%s", text)
-    return End(Status.FAILED, failure_reason=reason, error=sentence(error), hint=hint, traceback=text)
+    reason, words, hint = remedies.of(job, error)
+    return End(Status.FAILED, failure_reason=reason, error=words, hint=hint, traceback=text)
 
 
 def last_words(context: WorkContext | None) -> None:
@@ -274,23 +295,6 @@ def stopped(job: Job) -> End | None:
     if job.cancel_requested_at:
         return End(Status.CANCELLED)
     return End(Status.PAUSED) if job.pause_requested_at else None
-
-
-def reason_of(error: BaseException) -> tuple[str, str]:
-    """The failure reason and the remedy."""
-    if isinstance(error, CardMismatch):
-        return "card_mismatch", "Retry; if it happens again, run manage.py doctor on the host."
-    if isinstance(error, NonFinite):
-        return "non_finite", "Try a lower learning rate, or float32."
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return "out_of_memory", "Try half the batch size, or a card with more memory."
-    if isinstance(error, OSError) and error.errno in endings.DISK_FULL:
-        return "disk_full", endings.DISK_HINT
-    return "error", "A retry goes the same way unless something changes; the traceback says where it ended."
-
-
-def sentence(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def publish_end(job: Job, attempt: Attempt, end: End) -> int:

@@ -11,7 +11,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mistudio.settings")
 
 app = Celery("mistudio")
 app.config_from_object("django.conf:settings", namespace="CELERY")
-app.autodiscover_tasks(["jobs"])
+app.autodiscover_tasks(["jobs", "monitor"])
 
 
 @worker_ready.connect
@@ -36,5 +36,7 @@ def host_worker_is_ready(sender: object, **kwargs: object) -> None:
 @beat_init.connect
 def schedule_common(**kwargs: object) -> None:
     from jobs import schedule
+    from monitor import tasks
 
     schedule.register_common()
+    schedule.every("prune tool calls", tasks.prune_tool_calls, schedule.PRUNE_SECONDS, "cpu")

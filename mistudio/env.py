@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import SplitResult, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -49,6 +50,11 @@ def integer(name: str, default: int, minimum: int = 0) -> int:
     return parsed(name, parse, default, f"a whole number, {minimum} or more")
 
 
+def limit(name: str) -> int | None:
+    """A number of things that is allowed; `None`, when unset, for as many as there may be."""
+    return integer(name, 1, minimum=1) if text(name) else None
+
+
 def number(name: str, default: float, minimum: float = 0.0) -> float:
     def parse(raw: str) -> float:
         if not minimum <= float(raw) < float("inf"):
@@ -65,6 +71,21 @@ def choice(name: str, options: tuple[str, ...], default: str) -> str:
         return raw
 
     return parsed(name, parse, default, "one of " + ", ".join(options))
+
+
+def url(name: str, schemes: tuple[str, ...], expects: str) -> SplitResult | None:
+    """An address with a host; `None` when unset. It may hold a secret, so that the refusal does not repeat it."""
+    raw = text(name)
+    if not raw:
+        return None
+    try:
+        parts = urlsplit(raw)
+        good = parts.scheme in schemes and parts.hostname and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise ImproperlyConfigured(f"{name}: expected {expects}.")
+    return parts
 
 
 def folder(name: str, default: Path) -> Path:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import secrets
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 #: A unix socket's path must fit `sun_path` (108 bytes); beyond this it moves to a short folder.
 MAX_SOCKET_PATH = 90
@@ -78,3 +81,24 @@ def broker_url(home: Path) -> str:
 def celery_url(redis_url: str) -> str:
     """Celery's spelling of a Redis URL: `unix://path` becomes `redis+socket://path`."""
     return "redis+socket" + redis_url.removeprefix("unix") if redis_url.startswith("unix://") else redis_url
+
+
+def take_lock(folder: Path) -> IO[str]:
+    """One `up` per data folder, proven by a lock that ends with its process."""
+    from django.core.management.base import CommandError
+
+    lock = open(folder / "run" / "up.lock", "w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise CommandError(
+            f"miStudio already runs on {folder}; see {folder / 'run' / 'ready.json'}."
+        ) from None
+    return lock
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """No `up` runs on this data folder, nor starts meanwhile."""
+    with take_lock(folder):
+        yield

@@ -46,6 +46,9 @@ MISTUDIO_SAMPLE_SECONDS = env.number("MISTUDIO_SAMPLE_SECONDS", 2.0, minimum=0.2
 REDIS_URL = env.text("REDIS_URL") or home.broker_url(MISTUDIO_HOME)
 MISTUDIO_ALLOW_CPU = env.boolean("MISTUDIO_ALLOW_CPU", default="REDIS_URL" not in os.environ)
 MISTUDIO_CPU_JOBS = env.integer("MISTUDIO_CPU_JOBS", 2, minimum=1)
+#: What one user who is not staff may have at once; unset: no limit.
+MISTUDIO_USER_RUNNING_JOBS = env.limit("MISTUDIO_USER_RUNNING_JOBS")
+MISTUDIO_USER_QUEUED_JOBS = env.limit("MISTUDIO_USER_QUEUED_JOBS")
 MISTUDIO_JOB_START = env.choice("MISTUDIO_JOB_START", ("fork", "spawn"), "fork")
 #: Folders with kinds of one's own, one file per kind, beside those in `jobs/kinds/`.
 MISTUDIO_KIND_PATHS = env.paths("MISTUDIO_KIND_PATHS", [])
@@ -73,6 +76,18 @@ if MISTUDIO_PUBLIC_URL:
         )
     ALLOWED_HOSTS.append(_public.hostname)
     CSRF_TRUSTED_ORIGINS = [f"{_public.scheme}://{_public.netloc}"]
+
+# Messages to people ----------------------------------------------------------------------------------
+MISTUDIO_WEBHOOK_URL = env.url("MISTUDIO_WEBHOOK_URL", ("http", "https"), "https://host[:port]/path")
+MISTUDIO_WEBHOOK_SECRET = env.text("MISTUDIO_WEBHOOK_SECRET")
+MISTUDIO_EMAIL_URL = env.url(
+    "MISTUDIO_EMAIL_URL",
+    ("smtp", "smtp+tls", "smtps"),
+    "smtp://, smtp+tls:// or smtps:// and [user:password@]host[:port]",
+)
+MISTUDIO_EMAIL_FROM = env.text("MISTUDIO_EMAIL_FROM")
+if MISTUDIO_EMAIL_URL and "@" not in MISTUDIO_EMAIL_FROM:
+    raise ImproperlyConfigured("MISTUDIO_EMAIL_FROM: expected the address that mails come from.")
 
 INSTALLED_APPS = [
     "django.contrib.admin",
@@ -182,6 +197,15 @@ DATABASES = {
         env.text("DATABASE_URL") or f"sqlite:///{MISTUDIO_HOME / 'db.sqlite3'}", conn_health_checks=True
     )
 }
+if DATABASES["default"]["ENGINE"].endswith("postgresql"):
+    # A cut network answers nothing: after 20 s of silence the database is away, and what waits for it says so.
+    DATABASES["default"]["OPTIONS"] = {
+        "connect_timeout": 5,
+        "tcp_user_timeout": 20_000,
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 2,
+    } | dict(DATABASES["default"].get("OPTIONS", {}))
 if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     DATABASES["default"]["OPTIONS"] = {
         # A deferred transaction that reads, then writes, fails at once with "database is locked".
@@ -264,4 +288,6 @@ LOGGING = {
     "formatters": {"line": {"format": "{asctime} {levelname:.1} {name}: {message}", "style": "{"}},
     "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
     "root": {"handlers": ["console"], "level": env.text("MISTUDIO_LOG_LEVEL", "INFO")},
+    # Each request of an agent brings a transport of its own, and the SDK tells of its start and end.
+    "loggers": {"mcp": {"level": "WARNING"}},
 }

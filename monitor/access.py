@@ -107,7 +107,8 @@ def visitor(scope: dict[str, Any]) -> Visitor | None:
 def _credential(scope: dict[str, Any], headers: dict[bytes, str], *, from_page: bool) -> Credential | None:
     ticket = parse_qs(scope["query_string"].decode("latin1")).get("ticket")
     if b"authorization" in headers:
-        return _by_header(headers[b"authorization"])
+        token = token_of(headers[b"authorization"])
+        return Credential("token", token.digest) if token else None
     if ticket:
         row = OneTimeKey.spend(OneTimeKey.Purpose.TICKET, ticket[0])
         return Credential(**row.data) if row else None
@@ -116,15 +117,15 @@ def _credential(scope: dict[str, Any], headers: dict[bytes, str], *, from_page: 
     return Credential("session", key) if key and from_page else None
 
 
-def _by_header(value: str) -> Credential | None:
-    scheme, _, token = value.partition(" ")
+def token_of(authorization: str) -> ApiToken | None:
+    """The token of an `Authorization` header, with its user; `None` unless both are good now."""
+    scheme, _, value = authorization.partition(" ")
     if scheme.lower() not in ("token", "bearer"):
         return None
     try:
-        _, row = TokenAuthentication().authenticate_credentials(token.strip().encode("latin1"))
+        return TokenAuthentication().authenticate_credentials(value.strip().encode("latin1"))[1]
     except AuthenticationFailed:
         return None
-    return Credential("token", row.digest)
 
 
 def host_allowed(host: str) -> bool:
@@ -137,5 +138,8 @@ def origin_allowed(origin: str, host: str) -> bool:
     if origin in getattr(settings, "CSRF_TRUSTED_ORIGINS", []):
         return True
     schemes = ("https",) if settings.MISTUDIO_TLS else ("http", "https")
-    parts = urlsplit(origin)
+    try:
+        parts = urlsplit(origin)
+    except ValueError:  # brackets that hold no address
+        return False
     return parts.scheme in schemes and parts.netloc.lower() == host.lower()

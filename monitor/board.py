@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 from django.contrib.auth.models import User
 
 from gpus import owners, shapes
-from gpus.models import Gpu, Host
-from jobs import ownership
+from gpus.models import Gpu, Host, Maintenance
+from jobs import lines, ownership
 from jobs.models import ACTIVE, Job, Status
 from jobs.serializers import may_see
 from monitor import curves, glance, words, workers
@@ -80,7 +81,7 @@ def card_of(gpu: Gpu, hold: owners.Hold, active: dict[str, Job], judge: Judge) -
         "lists": gpu.processes_at is not None,
         "trouble": info["health"] in words.TROUBLE,
         "state": words.state_of_card(info, outside),
-        "says": words.card_says(gpu, info, outside),
+        "says": words.card_says(gpu, info, outside, bool(judge.maintained & {None, gpu.host_id})),
     }
 
 
@@ -90,10 +91,11 @@ def active_jobs() -> dict[str, Job]:
 
 
 class Judge:
-    """Whose the processes are; asks once per host what is known there, however many cards it has."""
+    """Whose the processes are, and which hosts are maintained; asks once per host, however many cards it has."""
 
     def __init__(self) -> None:
         self.known: dict[str, ownership.Known] = {}
+        self.maintained = set(Maintenance.in_force().values_list("host", flat=True))  # None: all of them
 
     def processes_of(self, gpu: Gpu) -> list[shapes.Process]:
         if not gpu.processes:
@@ -148,13 +150,14 @@ def needs_notice(info: shapes.Info, silent: set[str]) -> bool:
 
 
 def queue(user: User, gpus: dict[str, Gpu]) -> dict[str, Any]:
-    """The jobs that wait, in the order in which they start, each with why not now."""
-    waiting = Job.objects.filter(status__in=(Status.QUEUED, Status.STARTING)).select_related("owner")
-    ordered = waiting.order_by("-priority", "queued_at")
-    jobs = list(ordered[:QUEUE_LENGTH])
+    """The jobs that start, and those that wait in the order in which they are asked, each with why not now."""
+    known = Job.objects.select_related("owner").order_by(*lines.ORDER)
+    states = [known.filter(status=status) for status in (Status.STARTING, Status.QUEUED)]
+    jobs = list(chain.from_iterable(jobs[:QUEUE_LENGTH] for jobs in states))[:QUEUE_LENGTH]
+    lines.tell(jobs)
     remaining = words.remaining_of(jobs)
     rows = [{"job": job, "why": words.why_waiting(job, gpus, remaining, may_see(job, user))} for job in jobs]
-    return {"rows": rows, "more": max(0, ordered.count() - len(rows))}
+    return {"rows": rows, "more": max(0, sum(jobs.count() for jobs in states) - len(rows))}
 
 
 def about(cards: list[Card], hosts: list[Host]) -> list[str]:

@@ -16,6 +16,7 @@ from django.views.decorators.http import require_safe
 
 from gpus import health as checkup
 from gpus.models import Gpu, Host, Pulse
+from jobs import postman
 from jobs.models import Attempt, Job, Lease, Outcome
 from jobs.serializers import may_see
 from jobs.tasks import host_queue
@@ -45,6 +46,7 @@ def context(user: User) -> dict[str, Any]:
         "launches": [launch(attempt, user) for attempt in failed_launches()[:LAUNCHES]],
         "leases": [lease(row) for row in quarantined()],
         "findings": [watchdog_page.row(event) for event in watchdog_page.open_findings()[:FINDINGS]],
+        "messages_state": postman.summary(),
         "gpus": board.gpu_map(),
     }
 
@@ -64,11 +66,13 @@ def checks(found: checkup.Checks) -> Iterator[dict[str, Any]]:
 
 
 def in_words(value: Any) -> str:
-    """`ok`, `{"alive": 1, "known": 2}`, or the seconds since the last sign of life."""
+    """`ok`, `{"alive": 1, "known": 2}`, a number of jobs, or the seconds since the last sign of life."""
     if value is None:
         return "no sign of life yet"
     if isinstance(value, dict):
         return f"{value['alive']} of {value['known']} alive" if value["known"] else "no host is known"
+    if isinstance(value, int):
+        return f"{value} jobs failed to start three times or more" if value else "no job fails to start"
     if isinstance(value, float):
         return f"last heard {duration(value)} ago"
     return "answers" if value == "ok" else "does not answer"

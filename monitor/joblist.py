@@ -10,7 +10,7 @@ from uuid import UUID
 from django.contrib.auth.models import User
 from django.db.models import Exists, OuterRef, QuerySet
 
-from jobs import registry
+from jobs import lines, registry
 from jobs.models import ACTIVE, Job, JobGroup, Lease, Status
 from jobs.serializers import may_see
 from monitor import board, links, words
@@ -27,6 +27,7 @@ def page(user: User, asked: Mapping[str, str], size: int = PAGE, *, together: bo
     together = together and not (asked.get("ids") or asked.get("group"))
     jobs = few if few is not None else found(user, chosen, together)[start : start + size + 1]
     shown, gpus = list(jobs), board.gpu_map()
+    lines.tell(shown)
     return {
         "rows": rows(shown if few is not None else shown[:size], user, gpus, together=together),
         "gpus": gpus,
@@ -40,7 +41,7 @@ def page(user: User, asked: Mapping[str, str], size: int = PAGE, *, together: bo
 
 def found(user: User, chosen: Mapping[str, str], together: bool) -> QuerySet[Job]:
     jobs = filtered(user, chosen)
-    return lines(jobs) if together else jobs
+    return one_per_group(jobs) if together else jobs
 
 
 def named(asked: Mapping[str, str]) -> QuerySet[Job] | None:
@@ -50,11 +51,11 @@ def named(asked: Mapping[str, str]) -> QuerySet[Job] | None:
         members = jobs.filter(group_id__in=ids_of(asked["group"])[:1], retries=None)
         return members.order_by("queued_at", "pk")
     if asked.get("groups"):
-        return lines(jobs.filter(group_id__in=ids_of(asked["groups"])))
+        return one_per_group(jobs.filter(group_id__in=ids_of(asked["groups"])))
     return jobs.filter(pk__in=ids_of(asked["ids"])) if asked.get("ids") else None
 
 
-def lines(jobs: QuerySet[Job]) -> QuerySet[Job]:
+def one_per_group(jobs: QuerySet[Job]) -> QuerySet[Job]:
     """One job for each line of the list: of a group, the last of those that were found. Ids are ordered in time; a
     window would read all jobs for each page."""
     later = jobs.order_by().filter(group_id=OuterRef("group_id"), pk__gt=OuterRef("pk"))

@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from django.template.loader import select_template
 
 from gpus.models import Gpu
-from jobs import endings, logs, registry
+from jobs import endings, lines, logs, overtime, registry, verbs
 from jobs.kind import JobKind
 from jobs.models import FINAL, Job, JobInput, Status
 from jobs.serializers import may_see
@@ -30,6 +30,7 @@ CANCEL_SAYS = {
 
 def context(job: Job, user: User) -> dict[str, Any]:
     gpus, see = board.gpu_map(), may_see(job, user)
+    lines.tell([job])
     kind = kind_of(job)
     shown = {
         "job": job,
@@ -65,7 +66,10 @@ def details(job: Job, kind: JobKind | None, gpus: Mapping[str, Gpu]) -> dict[str
         "result_template": select_template([f"results/{job.kind}.html", "results/_none.html"]),
         "next": list(links.takers(kind)) if kind else [],
         "cancel_says": None if job.final else CANCEL_SAYS.get(Status(job.status), ""),
-        "retry": retry_options(job, gpus) if job.status in FINAL else None,
+        "retry": retry_options(job, gpus) if job.status in (*FINAL, Status.PAUSED) else None,
+        "finalizable": can_finalize(job, kind),
+        "ran": overtime.ran_seconds(job) if job.time_limit_seconds else None,
+        "stall": job.events.filter(event="stalled").last() if job.stalled else None,
     }
 
 
@@ -111,6 +115,12 @@ def maker(row: JobInput | None) -> Job | None:
     if row is None:
         return None
     return row.source_job or (row.artifact.job if row.artifact else None)
+
+
+def can_finalize(job: Job, kind: JobKind | None) -> bool:
+    """Whether an artifact can be made from what a training had when it ended early."""
+    early = kind is not None and kind.can_finalize() and job.status in verbs.EARLY_ENDS
+    return early and bool(endings.newest_checkpoint(job))
 
 
 def retry_options(job: Job, gpus: Mapping[str, Gpu]) -> dict[str, Any]:

@@ -90,3 +90,24 @@ class OneTimeKey(models.Model):
         if row is None or not cls.objects.filter(digest=row.digest).delete()[0]:
             return None
         return row
+
+
+class ToolCall(models.Model):
+    """An agent called a tool: who, which, how it went. The arguments leave only their digest here."""
+
+    at = models.DateTimeField(default=timezone.now, db_index=True)
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
+    token_id = models.UUIDField(
+        null=True, help_text="Public id of the token; none over standard input and output"
+    )
+    tool = models.CharField(max_length=100, blank=True, help_text="Empty for a name that no tool has")
+    arguments_digest = models.CharField(max_length=64, help_text="SHA-256 of the arguments")
+    outcome = models.CharField(max_length=60, help_text="ok, or the code of the error")
+    duration_ms = models.PositiveIntegerField()
+    job_id = models.UUIDField(null=True, help_text="The job that it made")
+
+    class Meta:
+        ordering = ["-at", "-id"]
+
+    def __str__(self) -> str:
+        return f"{self.tool or 'unknown tool'} by {self.user}: {self.outcome}"

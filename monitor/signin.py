@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from urllib.parse import urlencode
 
 from django import forms
+from django.conf import settings
 from django.contrib.auth import login
 from django.contrib.auth.forms import AuthenticationForm, UsernameField
 from django.contrib.auth.models import AbstractBaseUser
@@ -32,6 +34,16 @@ def make_link(base_url: str, user: AbstractBaseUser | None = None, next: str = "
     which daphne's access log leaves out."""
     key = OneTimeKey.issue(SIGNIN, user or operator.account(), LINK_SECONDS, next=next)
     return f"{base_url.rstrip('/')}{reverse('signin-link')}?{urlencode({'key': signer.sign(key)})}"
+
+
+def base_url() -> str:
+    """Where people reach this installation, as far as it is known here."""
+    if settings.MISTUDIO_PUBLIC_URL:
+        return settings.MISTUDIO_PUBLIC_URL
+    try:
+        return json.loads((settings.MISTUDIO_HOME / "run" / "ready.json").read_text())["url"]
+    except (FileNotFoundError, ValueError, KeyError):
+        return "http://127.0.0.1:8000"
 
 
 def key_of(signed: str) -> str:

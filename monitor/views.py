@@ -120,6 +120,12 @@ def job_release(request: Request, job_id: UUID) -> HttpResponse:
     return pressed(request, job_id, verbs.release)
 
 
+@login_required
+@require_POST
+def job_pause(request: Request, job_id: UUID) -> HttpResponse:
+    return pressed(request, job_id, verbs.pause)
+
+
 def pressed(request: Request, job_id: UUID, verb: Callable[[Job, User], Job]) -> HttpResponse:
     """Do it, and show the job again; with a sentence where it came too late."""
     wanted = mine(request, job_id)
@@ -133,14 +139,30 @@ def pressed(request: Request, job_id: UUID, verb: Callable[[Job, User], Job]) ->
 @login_required
 @require_POST
 def job_retry(request: Request, job_id: UUID) -> HttpResponse:
-    wanted = mine(request, job_id)
     gpu, start = request.POST.get("gpu") or None, request.POST.get("from") or None
+    return went_on(request, job_id, lambda job, user: verbs.retry(job, user, gpu=gpu, start=start))
+
+
+@login_required
+@require_POST
+def job_resume(request: Request, job_id: UUID) -> HttpResponse:
+    gpu = request.POST.get("gpu") or None
+    return went_on(request, job_id, lambda job, user: verbs.resume(job, user, gpu=gpu))
+
+
+@login_required
+@require_POST
+def job_finalize(request: Request, job_id: UUID) -> HttpResponse:
+    return went_on(request, job_id, verbs.finalize)
+
+
+def went_on(request: Request, job_id: UUID, verb: Callable[[Job, User], Job]) -> HttpResponse:
+    """Do it, and show the job that comes of it; or the same one, with the sentence of a refusal."""
     try:
-        again = verbs.retry(wanted, request.user, gpu=gpu, start=start)
+        job_id = verb(mine(request, job_id), request.user).pk
     except (Conflict, ApiError, ValidationError) as refusal:
         messages.error(request, said(refusal))
-        return redirect("job", job_id)
-    return redirect("job", again.pk)
+    return redirect("job", job_id)
 
 
 def said(refusal: Exception) -> str:

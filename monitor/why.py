@@ -5,14 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 from gpus import choice
-from jobs import fit
+from jobs import fit, lines
 from jobs.board import Board
+from jobs.lines import Line
 from jobs.models import Job, Status
 from jobs.placement import need_bytes
 
 WAITING = (Status.QUEUED, Status.HELD)
 #: Refusals that the cards explain; the others are about the parameters.
 ABOUT_CARDS = ("card_unavailable", "insufficient_gpu_memory", "model_too_large")
+
+
+#: What else than a card keeps a job waiting.
+BESIDE_THE_CARDS = {
+    "after": "Another job must succeed first; the cards are asked after that.",
+    "input": "Another job must succeed first; the cards are asked after that.",
+    "user_limit": "It starts when another job of its owner has ended, if a card is free then.",
+    "kept": "Jobs passed the larger one for ten minutes; until that has started, none behind it starts on its card.",
+}
+#: Of those before it so many are named.
+NAMED = 3
 
 
 def context(job: Job) -> dict[str, Any] | None:
@@ -55,12 +67,21 @@ def says(job: Job) -> list[str]:
     sentences = []
     if job.status == Status.HELD:
         sentences.append("It starts when it is released, not before.")
-    elif reason in ("after", "input"):
-        sentences.append("Another job must succeed first; the cards are asked after that.")
+    elif reason in BESIDE_THE_CARDS:
+        sentences.append(BESIDE_THE_CARDS[reason])
+    if reason == "turn":
+        sentences.append(before_it(job))
     sentences.append(which_cards(job))
     if need_bytes(job) is None:
         sentences.append("How much it needs is known once its inputs are made.")
     return sentences
+
+
+def before_it(job: Job) -> str:
+    """`Before it in its line: a, b, c and 408 more.`"""
+    ahead = Line.of(job).jobs().filter(lines.ahead_of(job))
+    names, more = [str(other) for other in ahead[:NAMED]], ahead.count() - NAMED
+    return f"Before it in its line: {', '.join(names)}{f' and {more} more' if more > 0 else ''}."
 
 
 def which_cards(job: Job) -> str:

@@ -45,7 +45,7 @@ def state_of_card(info: shapes.Info, outside_bytes: int = 0) -> Said:
     return said(word, tone=tone)
 
 
-def card_says(gpu: Gpu, info: shapes.Info, outside_bytes: int = 0) -> str:
+def card_says(gpu: Gpu, info: shapes.Info, outside_bytes: int = 0, maintained: bool = False) -> str:
     """What stands where the job would stand when none holds the card."""
     if info["health"] == "lost":
         return f"{sentence(info['health_detail'])}. The card returns by itself when it answers again."
@@ -57,6 +57,8 @@ def card_says(gpu: Gpu, info: shapes.Info, outside_bytes: int = 0) -> str:
         return "Split into MIG instances: jobs use those."
     if not info["selectable"]:
         return "Not among MISTUDIO_VISIBLE_GPUS: shown, never used."
+    if maintained:
+        return " ".join(part for part in ("Takes no job during the maintenance.", gpu.note) if part)
     if gpu.note:
         return gpu.note
     if outside_bytes:
@@ -114,7 +116,11 @@ REASONS = {
     "driver": "no card can be read",
     "host": "the host is silent",
     "slot": "all CPU slots are taken",
+    "turn": "others stand before it in its line",
+    "kept": "the card is kept for a larger job that was passed over",
+    "user_limit": "its owner runs as many jobs as a user may",
     "launch": "its last launch did not come up",
+    "maintenance": "no job starts during a maintenance",
 }
 #: What stands around the details, for its owner, where they alone do not say what happens.
 AROUND = {
@@ -142,7 +148,9 @@ def why_waiting(
     sentence = reason_to_wait(waits, see)
     if waits.get("reason") == "launch":
         return said(f"{sentence}; tried again {soon(job.not_before)}")
-    seconds = remaining.get(str(waits.get("job_id")), waits.get("eta_seconds"))
+    seconds = waits.get("eta_seconds")
+    if waits.get("reason") != "turn":  # which counts all who stand before it
+        seconds = remaining.get(str(waits.get("job_id")), seconds)
     if seconds:
         sentence += f", about {duration(seconds)}"
     return said(sentence, bad=waits.get("reason") in NEEDS_A_PERSON)

@@ -19,6 +19,10 @@ PARTS = {
     "workers": ("Workers", "No job starts on that host; running jobs go on."),
     "canary_age_s": ("Test message", "A worker does not take its messages; it is started anew by `up`."),
     "beat_age_s": ("Clock", "Repairs and repeated work wait; a submit still starts jobs."),
+    "failed_launches": (
+        "Launches",
+        "Work that is started ends before it runs; the last line of its log stands below and on its page.",
+    ),
     "watchdog_age_s": ("Watchdog", "Memory that ended jobs left on cards is not cleared."),
 }
 CANARY = "canary:"

@@ -15,6 +15,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from tests.postgres import Cluster
 from tests.stubs.driver import StandIn
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,9 +39,12 @@ class System:
         cards: str = "24GiB,24GiB,80GiB",
         time_scale: float = 0.1,
         driver: StandIn | None = None,
+        cluster: Cluster | None = None,
         **env: str,
     ) -> None:
-        """`driver`: a stand-in whose cards take the place of the simulated ones."""
+        """`driver`: a stand-in whose cards take the place of the simulated ones. `cluster`: a PostgreSQL to use
+        instead of SQLite (by another way than its own, where `DATABASE_URL` says so)."""
+        self.cluster = cluster
         self.home, self.port = home, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("MISTUDIO_")} | {
@@ -52,6 +56,8 @@ class System:
             "MISTUDIO_HOST_NAME": "testhost",
             **env,
         }
+        if cluster is not None:
+            self.env = {"DATABASE_URL": cluster.url} | self.env
         if driver is not None:
             self.env |= driver.environment | {"MISTUDIO_GPU_BACKEND": "nvml", "MISTUDIO_TORCH_DEVICE": "cpu"}
         self.process: subprocess.Popen[str] | None = None
@@ -120,6 +126,13 @@ class System:
             return next(pid for pid, command in self.ours() if "mistudio forkserver" in command)
         return json.loads((self.home / "run" / "ready.json").read_text())["processes"][name]
 
+    def manage(self, *words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        """`manage.py` as the operator of this installation calls it."""
+        command = [sys.executable, "manage.py", *words]
+        return subprocess.run(
+            command, check=False, cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=timeout
+        )
+
     def kill(self, name: str, number: int = signal.SIGKILL) -> int:
         pid = self.pid(name)
         os.kill(pid, number)
@@ -173,6 +186,8 @@ class System:
     # The database, past all of our code -------------------------------------------------------------------
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
+        if self.cluster is not None:
+            return self.cluster.rows(query)
         with sqlite3.connect(f"file:{self.home}/db.sqlite3?mode=ro", uri=True, timeout=20) as connection:
             return connection.execute(query).fetchall()
 

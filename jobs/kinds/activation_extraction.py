@@ -112,10 +112,12 @@ class Kind(JobKind):
                 width, sites, min(SHARD_ROOM + params["context_size"], params["max_tokens"])
             )
             running = {"forward": forward, "shard": shard, "text": text_bytes(inputs)}
-            parts = {**model, **sizes.widest({"file": sizes.file_bytes(manifest, on_cpu=True)}, running)}
+            loading = {"file": sizes.file_bytes(manifest, on_cpu=True), "tokenizer": sizes.TOKENIZER_BYTES}
+            parts = {**model, **sizes.widest(loading, running)}
         else:
             parts = model | {"forward": forward, "cuda": sizes.CUDA_BYTES}
-        return Estimate.of(parts, disk_bytes=params["max_tokens"] * (sites * stored + 9))
+        work = float(params["max_tokens"] * manifest["parameters"])
+        return Estimate.of(parts, disk_bytes=params["max_tokens"] * (sites * stored + 9), work=work)
 
     def run(self, context: Context, params: Mapping[str, Any]) -> dict[str, Any]:
         from jobs.interp import activations, files, models, tokens

@@ -144,7 +144,20 @@ class Kind(JobKind):
         batch = sizes.batch_bytes(width, params["d_sae"], params["k"], params["batch_size"])
         training = {"batch": batch} | ({"buffer": sizes.buffer_bytes(manifest)} if on_cpu else {})
         parts |= sizes.widest(training, *self.measuring(params, manifest, on_cpu))
-        return Estimate.of(parts, disk_bytes=disk)
+        work = float(params["tokens"] * width * params["d_sae"])
+        return Estimate.of(parts, disk_bytes=disk, work=work)
+
+    def estimate_stage(self, stage: str, params: Mapping[str, Any], inputs: Mapping[str, Input]) -> Estimate:
+        """Of a finalizing, in the host's memory: the checkpoint, and the widest of the measurements."""
+        from jobs.interp import sizes
+
+        manifest = inputs["activations"].manifest
+        width = manifest["d_model"]
+        held = sizes.topk_bytes(width, params["d_sae"])
+        batch = sizes.batch_bytes(width, params["d_sae"], params["k"], 0)
+        parts = {"sae": held["sae"], "adam": held["adam"]}
+        parts |= sizes.widest({"batch": batch}, *self.measuring(params, manifest, on_cpu=True))
+        return Estimate.of(parts, disk_bytes=held["sae"])
 
     def measuring(
         self, params: Mapping[str, Any], manifest: Mapping[str, Any], on_cpu: bool
@@ -161,20 +174,42 @@ class Kind(JobKind):
         return [model | {"file": sizes.file_bytes(facts, on_cpu=on_cpu)}, model | {"forward": forward}]
 
     def run(self, context: Context, params: Mapping[str, Any]) -> dict[str, Any]:
-        from jobs.interp.sae import assess
+        data, model = opened(context, params)
+        return published(context, params, data, model, trained(context, params, data))
 
-        data = Data.open(context.input("activations"), params)
-        model = model_folder(context, data.source) if params["ce_tokens"] else None
-        training = trained(context, params, data)
-        report = assess.assess(training, data.split)
-        if model is not None:
-            report = report.with_cross_entropy(measured_loss(context, params, data, model, training))
-        name = f"{data.source.name.rpartition('/')[2]}-topk-{params['d_sae']}-k{params['k']}"
-        result = facts_of(data, training) | report.numbers()
-        manifest = result | {key: data.source.manifest[key] for key in ("model_artifact", "model")}
-        export(context.artifact("sae", name, manifest), data, training, report)
-        write_histogram(context.out, report)
-        return result | {"artifact": name}
+    def finalize(self, context: Context, params: Mapping[str, Any]) -> dict[str, Any]:
+        data, model = opened(context, params)
+        training = as_far_as_it_came(context, params)
+        steps = {"ended_at_step": training.step, "steps_total": training.settings.steps}
+        return published(context, params, data, model, training, steps)
+
+
+def opened(context: Context, params: Mapping[str, Any]) -> tuple[Data, Path | None]:
+    """The data, and the folder of the model where the loss through the SAE is to be measured."""
+    data = Data.open(context.input("activations"), params)
+    return data, model_folder(context, data.source) if params["ce_tokens"] else None
+
+
+def published(
+    context: Context,
+    params: Mapping[str, Any],
+    data: Data,
+    model: Path | None,
+    training: train.Training,
+    facts: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Measure the SAE, write it down as an artifact, and say what came of it."""
+    from jobs.interp.sae import assess
+
+    report = assess.assess(training, data.split)
+    if model is not None:
+        report = report.with_cross_entropy(measured_loss(context, params, data, model, training))
+    name = f"{data.source.name.rpartition('/')[2]}-topk-{params['d_sae']}-k{params['k']}"
+    result = facts_of(data, training) | dict(facts or {}) | report.numbers()
+    manifest = result | {key: data.source.manifest[key] for key in ("model_artifact", "model")}
+    export(context.artifact("sae", name, manifest), data, training, report, facts or {})
+    write_histogram(context.out, report)
+    return result | {"artifact": name}
 
 
 @dataclass(frozen=True)
@@ -228,7 +263,7 @@ def trained(context: Context, params: Mapping[str, Any], data: Data) -> train.Tr
     from jobs.interp import reading
     from jobs.interp.sae import train
 
-    settings = train.Settings(**{name: params[name] for name in train.Settings.names() if name in params})
+    settings = settings_of(params)
     stream = reading.Shuffled(data.split.train, settings.batch_size, settings.seed)
     mean_norm = data.split.train.mean_norm()
     training = train.begin_or_resume(settings, stream, mean_norm, context.checkpoints, device=context.device)
@@ -239,6 +274,24 @@ def trained(context: Context, params: Mapping[str, Any], data: Data) -> train.Tr
 
     training.run(stream, context.checkpoints, on_progress=progress, should_stop=context.should_stop)
     return training
+
+
+def as_far_as_it_came(context: Context, params: Mapping[str, Any]) -> train.Training:
+    """The training as its newest checkpoint has it."""
+    from jobs.interp.sae import train
+
+    training = train.Training.resume(
+        train.saved(context.checkpoints)[-1], settings_of(params), device=context.device
+    )
+    if training.step == 0:
+        raise JobRejected("The training ended before its first step, so there is no SAE to keep.")
+    return training
+
+
+def settings_of(params: Mapping[str, Any]) -> train.Settings:
+    from jobs.interp.sae import train
+
+    return train.Settings(**{name: params[name] for name in train.Settings.names() if name in params})
 
 
 def measured_loss(
@@ -283,7 +336,9 @@ def facts_of(data: Data, training: train.Training) -> dict[str, Any]:
     }
 
 
-def export(folder: Path, data: Data, training: train.Training, report: assess.Report) -> None:
+def export(
+    folder: Path, data: Data, training: train.Training, report: assess.Report, facts: Mapping[str, Any]
+) -> None:
     """The SAE in SAELens' layout, its recipe beside the weights."""
     from jobs.interp.sae.files import Metadata, save_sae
 
@@ -302,6 +357,7 @@ def export(folder: Path, data: Data, training: train.Training, report: assess.Re
         "model": source["model"],
         "settings": asdict(training.settings),
         "scale_folded": training.scale,
+        **facts,
         **report.numbers(),
     }
     frequencies = report.log10_frequencies

@@ -46,6 +46,7 @@ def parts() -> dict[str, Part]:
         "Database": services.database,
         "Broker": services.broker,
         "Processes": services.processes,
+        "Messages": services.messages,
     }
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import redis
+from django.conf import settings
 from django.db import Error, connection
 from django.db.migrations.executor import MigrationExecutor
+from django.db.models import Model
 
 from gpus import health
 from gpus.models import Host
+from jobs import postman
+from jobs.models import Message
 from mistudio.doctor import Finding, note, ok, wrong
 
 START = "Start miStudio: `make run`, or `manage.py up`."
@@ -43,9 +47,9 @@ def database() -> Iterator[Finding]:
         yield from sqlite()
 
 
-def started() -> bool:
+def started(model: type[Model] = Host) -> bool:
     """Whether the tables are there: `up` and `migrate` make them."""
-    return Host._meta.db_table in connection.introspection.table_names()
+    return model._meta.db_table in connection.introspection.table_names()
 
 
 def sqlite() -> Iterator[Finding]:
@@ -100,3 +104,21 @@ def processes() -> Iterator[Finding]:
             yield ok(f"{name}: {value}")
     for host in Host.objects.exclude(backend_error=""):
         yield wrong(f"the agent of {host} says: {host.backend_error}", "See “Driver and cards” on that host.")
+
+
+def messages() -> Iterator[Finding]:
+    """Whether people hear of the ends of their jobs."""
+    if not (settings.MISTUDIO_WEBHOOK_URL or settings.MISTUDIO_EMAIL_URL):
+        yield note("none are sent", "MISTUDIO_WEBHOOK_URL or MISTUDIO_EMAIL_URL, if you want to be told.")
+        return
+    if not (answers() and started(Message)):
+        yield note("set up; nothing has run here yet", START)
+        return
+    found = postman.summary()
+    says = f"{found['failing']} wait after a failure, {found['given_up']} were given up in 7 days"
+    if found["last_error"]:
+        yield wrong(
+            f"{says}: {found['last_error']}", "Look after the receiver, then `manage.py notify --test`."
+        )
+    else:
+        yield ok(says)

@@ -17,6 +17,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
+from gpus.models import Maintenance
 from gpus.timing import sample_seconds as seconds_between_samples
 
 register = template.Library()
@@ -302,6 +303,12 @@ def strip() -> Mapping[str, Any]:
     from monitor.board import aggregate
 
     return {"aggregate": aggregate()}
+
+
+@register.inclusion_tag("_maintenance.html")
+def maintenance() -> Mapping[str, Any]:
+    """What keeps jobs from starting, said on every page."""
+    return {"maintenances": Maintenance.in_force()}
 
 
 @register.filter

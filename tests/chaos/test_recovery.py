@@ -21,7 +21,7 @@ from tests.system import ROOT, System
 pytestmark = pytest.mark.chaos
 POINTS = (
     "granting", "granted", "claimed", "work_recorded", "before_running", "running", "end_written", "moved", "final",
-    "lease_ended",
+    "lease_ended", "handing_over", "handed_over",
 )  # fmt: skip
 
 
@@ -60,8 +60,9 @@ def test_every_crash_point_in_a_loop_loses_and_doubles_nothing(rig: System, tmp_
     path, fault, jobs = tmp_path / "journal", Path(rig.env["FAULT"][1:]), []
     for point in POINTS:
         fault.write_text(point)
+        first = {"hand_over_at": 2} if point.startswith("hand") else {}
         batch = [
-            rig.submit("rehearsal", gpu=n, steps=4, checkpoint_every=1, journal=str(path))["id"]
+            rig.submit("rehearsal", gpu=n, steps=4, checkpoint_every=1, journal=str(path), **first)["id"]
             for n in range(3)
         ]
         jobs += batch

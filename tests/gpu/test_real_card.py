@@ -96,6 +96,16 @@ def test_the_fork_server_never_touches_a_card_and_the_work_sees_the_one_it_was_g
     assert real.wait(job["id"])["status"] == "succeeded"
 
 
+def test_the_peak_of_a_job_is_that_of_its_card(real: System, card: dict[str, Any]) -> None:
+    """The 2 GiB that it held and the context beside them, not what the process has of the host's memory."""
+    job = real.submit("rehearsal", gpu=card["uuid"], steps=5, card_mib=HELD_MIB, memory_mib=1)
+    assert real.wait(job["id"])["status"] == "succeeded"
+    real.wait_for_free_cards()  # the keeper notes it when it has reaped the work
+    peak = real.job(job["id"])["peak_memory_bytes"] / MIB
+    print(f"\nheld {HELD_MIB} MiB, peak {peak:.0f} MiB")
+    assert HELD_MIB + 100 < peak < HELD_MIB + 1500
+
+
 @pytest.mark.parametrize("end", ["success", "failure", "cancel", "kill"])
 def test_the_memory_comes_back_after(end: str, real: System, card: dict[str, Any]) -> None:
     before = used_mib(card["uuid"])

@@ -38,6 +38,7 @@ def test_it_is_ok_when_every_part_answers(make_host: Any) -> None:
         "canary_age_s": None,
         "beat_age_s": None,
         "watchdog_age_s": None,
+        "failed_launches": 0,
     }
     assert "secret-name" not in APIClient().get("/system/health/").content.decode()
 

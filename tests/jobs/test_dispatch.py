@@ -160,25 +160,85 @@ def test_it_holds_a_job_whose_input_will_never_come(alice: User, three_cards: li
 
 
 # Naming the apps makes the flush cascade: the swapped-out token table of knox refers to users, too.
-@pytest.mark.django_db(transaction=True, available_apps=list(settings.INSTALLED_APPS))
+RACE = pytest.mark.django_db(transaction=True, available_apps=list(settings.INSTALLED_APPS))
+
+
+@pytest.fixture
+def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No doorbell is rung: the rounds of this test are the only ones."""
+    monkeypatch.setattr("jobs.tasks.ring", lambda *args, **options: None)
+
+
+@RACE
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("rounds", [3, pytest.param(100, marks=pytest.mark.slow)])
 def test_one_of_twenty_that_submit_at_once_gets_the_last_slot_g15(
-    alice: User, living_host: Host, rounds: int, monkeypatch: pytest.MonkeyPatch
+    alice: User, living_host: Host, deaf: None, rounds: int
 ) -> None:
     """SIM-1: 20 threads submit `auto` and dispatch at one barrier; at most one open lease per card at any time."""
-    monkeypatch.setattr("jobs.tasks.ring", lambda *args, **options: None)
     card = make_card(living_host, 0)
     for _ in range(rounds):
-        now = timezone.now()
-        Host.objects.update(agent_seen_at=now, worker_seen_at=now)
-        Gpu.objects.update(sampled_at=now)
+        refreshed()
         jobs = at_once(20, lambda: submit_and_dispatch(alice))
         states = sorted(Job.objects.filter(pk__in=jobs).values_list("status", flat=True))
         assert states == [Status.QUEUED] * 19 + [Status.STARTING]
         assert Lease.objects.filter(resource=card.resource, ended_at=None).count() == 1
-        Job.objects.update(status=Status.CANCELLED)
-        Lease.objects.update(ended_at=now, state=Lease.State.ENDED)
+        cleared()
+
+
+@RACE
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rounds", [1, pytest.param(30, marks=pytest.mark.slow)])
+def test_no_slot_of_two_classes_is_given_twice_at_once_g15(
+    alice: User, living_host: Host, deaf: None, rounds: int
+) -> None:
+    """Two batch slots and one for questions: 12 dispatches at one barrier, then again while `max_jobs` is lowered."""
+    card = make_card(living_host, 0, max_jobs=2)
+    for _ in range(rounds):
+        refreshed()
+        for n in range(12):
+            make_job(alice, interactive=bool(n % 2))
+        at_once(12, dispatch.schedule)
+        held = Lease.objects.filter(resource=card.resource, ended_at=None)
+        assert sorted(held.values_list("job_class", "slot")) == [
+            ("batch", 0),
+            ("batch", 1),
+            ("interactive", 0),
+        ]
+        held.filter(slot=1).update(ended_at=timezone.now(), state=Lease.State.ENDED)
+        at_once(6, lambda: (Gpu.objects.update(max_jobs=1), dispatch.schedule()))
+        assert held.filter(job_class="batch").count() == 1
+        cleared()
+        Gpu.objects.update(max_jobs=2)
+
+
+@RACE
+@pytest.mark.parametrize("rounds", [1, pytest.param(30, marks=pytest.mark.slow)])
+def test_no_user_runs_one_job_too_many_when_two_cards_get_free_at_once(
+    alice: User, living_host: Host, deaf: None, settings: Any, rounds: int
+) -> None:
+    settings.MISTUDIO_USER_RUNNING_JOBS = 1
+    cards = [make_card(living_host, index) for index in range(3)]
+    for _ in range(rounds):
+        refreshed()
+        jobs = [make_job(alice, gpu_request=card.uuid, gpu_wanted=card.uuid) for card in cards]
+        plans = [(job, dispatch.judged(job, Board())) for job in jobs]
+        granted = iter(plans)
+        at_once(3, lambda granted=granted: dispatch.grant(*next(granted)))  # type: ignore[misc]
+        assert Job.objects.filter(status=Status.STARTING).count() == 1
+        cleared()
+
+
+def refreshed() -> None:
+    """As if agent and worker had just been seen."""
+    now = timezone.now()
+    Host.objects.update(agent_seen_at=now, worker_seen_at=now)
+    Gpu.objects.update(sampled_at=now)
+
+
+def cleared() -> None:
+    Job.objects.update(status=Status.CANCELLED)
+    Lease.objects.filter(ended_at=None).update(ended_at=timezone.now(), state=Lease.State.ENDED)
 
 
 def submit_and_dispatch(user: User) -> Any:

@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from gpus.models import Gpu, Host
-from jobs import arrival, dispatch, endings, placement, readiness
+from jobs import arrival, dispatch, placement, readiness, requeue
 from jobs.exceptions import JobRejected
 from jobs.memory import GIB
 from jobs.models import Job, Outcome, Status
@@ -201,7 +201,7 @@ def test_on_arrival_auto_goes_back_and_past_that_reading_of_that_card(
     with pytest.raises(arrival.HandedBack) as back:
         arrived(job)
     attempt = job.attempts.get(number=1)
-    assert endings.handed_back(job, attempt, str(back.value), back.value.skip)
+    assert requeue.handed_back(job, attempt, str(back.value), back.value.skip)
     attempt.refresh_from_db()
     assert attempt.outcome == Outcome.NEVER_STARTED
     assert "had 4.0 GiB free" in attempt.detail
@@ -251,7 +251,7 @@ def test_an_old_list_of_processes_says_nothing(alice: User, three_cards: list[Gp
 def test_a_pause_that_came_before_the_hand_back_counts(alice: User, three_cards: list[Gpu]) -> None:
     job = after_dispatch(make_job(alice))
     Job.objects.update(pause_requested_at=timezone.now())
-    endings.handed_back(job, job.attempts.get(), "full", {"gpu_uuid": job.gpu_uuid, "at": "x"})
+    requeue.handed_back(job, job.attempts.get(), "full", {"gpu_uuid": job.gpu_uuid, "at": "x"})
     job.refresh_from_db()
     assert job.status == "paused"
 

@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from gpus.models import Gpu, Host
-from jobs import dispatch, endings, paths, recovery
+from jobs import dispatch, endings, paths, recovery, requeue
 from jobs.models import Artifact, Attempt, Job, JobInput, Status
 from jobs.turns import one_at_a_time
 from tests.conftest import client_of
@@ -61,14 +61,14 @@ def test_it_honours_a_cancel_when_a_launch_never_came_up(alice: User, three_card
     dispatch.schedule()
     job.refresh_from_db()
     Job.objects.update(cancel_requested_at=timezone.now())
-    assert endings.never_started(job, attempt_of(job), "no keeper")
+    assert requeue.never_started(job, attempt_of(job), "no keeper")
     job.refresh_from_db()
     assert job.status == Status.CANCELLED
 
 
 def test_it_pauses_a_lost_job_that_was_to_pause(running: Job) -> None:
     Job.objects.update(pause_requested_at=timezone.now())
-    endings.lost(running, attempt_of(running), "killed")
+    requeue.lost(running, attempt_of(running), "killed")
     running.refresh_from_db()
     assert running.status == Status.PAUSED
 

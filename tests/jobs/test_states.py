@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 
 from gpus.models import Gpu, Host
-from jobs import dispatch, endings, paths
+from jobs import dispatch, endings, losses, paths, requeue
 from jobs.endings import End
 from jobs.exceptions import Fenced
 from jobs.journal import Journal
@@ -58,7 +58,7 @@ def test_it_moves_once(running: Job) -> None:
 
 def test_it_refuses_what_an_older_attempt_writes(running: Job) -> None:
     old = Job.objects.get(pk=running.pk)
-    assert endings.lost(running, attempt_of(running), "killed")
+    assert requeue.lost(running, attempt_of(running), "killed")
     assert dispatch.schedule() == 1  # on another card: its own is still being released
     assert not old.update_fenced(progress={"done": 1})
     assert not old.move(ACTIVE, Status.SUCCEEDED)
@@ -134,7 +134,7 @@ def test_it_gives_a_second_artifact_a_name_of_its_own(running: Job, alice: User)
 
 def test_it_queues_a_lost_job_again_and_keeps_a_cancel(running: Job) -> None:
     Job.objects.filter(pk=running.pk).update(cancel_requested_at=running.queued_at)
-    endings.lost(running, attempt_of(running), "killed")
+    requeue.lost(running, attempt_of(running), "killed")
     running.refresh_from_db()
     assert running.status == Status.CANCELLED
 
@@ -143,17 +143,17 @@ def lose(job: Job, detail: str = "killed") -> None:
     job.refresh_from_db()
     job.move([Status.STARTING], Status.RUNNING)
     attempt = attempt_of(job)
-    endings.lost(job, attempt, detail)
+    requeue.lost(job, attempt, detail)
     Lease.objects.update(state=Lease.State.ENDED, ended_at=job.queued_at)
     dispatch.schedule()
     job.refresh_from_db()
 
 
 def test_it_fails_a_job_lost_three_times_at_the_same_place(running: Job) -> None:
-    running.attempts.update(start_checkpoint=endings.progress_mark(running))
+    running.attempts.update(start_checkpoint=losses.progress_mark(running))
     for number in (1, 2, 3):
         assert running.attempt == number
-        running.attempts.update(start_checkpoint=endings.progress_mark(running))
+        running.attempts.update(start_checkpoint=losses.progress_mark(running))
         lose(running)
     assert (running.status, running.failure_reason) == (Status.FAILED, "lost")
     assert "3 times" in running.error
@@ -161,9 +161,7 @@ def test_it_fails_a_job_lost_three_times_at_the_same_place(running: Job) -> None
 
 def test_it_counts_anew_after_a_newer_checkpoint(running: Job) -> None:
     for step in range(5):
-        running.attempts.filter(number=running.attempt).update(
-            start_checkpoint=endings.progress_mark(running)
-        )
+        running.attempts.filter(number=running.attempt).update(start_checkpoint=losses.progress_mark(running))
         (paths.checkpoints(running) / f"step-{step}").mkdir(parents=True)
         lose(running)
     assert running.status == Status.STARTING

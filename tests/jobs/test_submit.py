@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.utils import timezone
 
 from gpus.models import Gpu
 from jobs import registry
-from jobs.models import Artifact, Job, JobInput, Status
+from jobs.models import Artifact, Attempt, Job, JobInput, Status
 from tests.conftest import GIB, client_of
 
 pytestmark = pytest.mark.django_db
@@ -217,8 +218,10 @@ def test_it_cancels_a_start_that_nobody_claimed(post: Any, alice: User) -> None:
 
 def test_it_retries_on_the_same_card(post: Any, alice: User, three_cards: list[Gpu]) -> None:
     job = Job.objects.get(pk=post(gpu="auto", steps=7).data["id"])
-    Job.objects.filter(pk=job.pk).update(
-        status=Status.FAILED, gpu_uuid=three_cards[1].uuid, gpu_uuids=[three_cards[1].uuid]
+    card = three_cards[1]
+    Job.objects.filter(pk=job.pk).update(status=Status.FAILED, gpu_uuid=card.uuid, gpu_uuids=[card.uuid])
+    Attempt.objects.create(
+        job=job, number=1, host=card.host, gpu_uuids=[card.uuid], started_at=timezone.now()
     )
     answer = client_of(alice).post(f"/api/v1/jobs/{job.pk}/retry/")
     assert answer.status_code == 202

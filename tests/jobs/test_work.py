@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from rest_framework.serializers import ValidationError
 
 from gpus.models import Gpu
-from jobs import dispatch, work
+from jobs import dispatch, remedies, work
 from jobs.context import WorkContext
 from jobs.exceptions import JobRejected
 from jobs.interp.errors import NonFinite, Stopped, Unusable
@@ -46,7 +46,7 @@ def test_it_tells_the_work_cuda_0_whatever_the_card_g23(
 
 def test_it_ends_before_anything_else_on_another_card(granted: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "_cuda_uuids", lambda: ["GPU-ffffffff-0000-0000-0000-000000000000"])
-    with pytest.raises(work.CardMismatch, match="the process sees GPU-ffffffff"):
+    with pytest.raises(remedies.CardMismatch, match="the process sees GPU-ffffffff"):
         work.verify_card(granted, attempt_of(granted))
 
 
@@ -58,7 +58,7 @@ ENDS: list[tuple[BaseException, bool, str, str]] = [
     (NonFinite("loss is NaN at step 3"), True, Status.FAILED, "non_finite"),
     (MemoryError(), True, Status.FAILED, "out_of_memory"),
     (OSError(errno.ENOSPC, "No space left"), True, Status.FAILED, "disk_full"),
-    (work.CardMismatch("other"), False, Status.FAILED, "card_mismatch"),
+    (remedies.CardMismatch("other"), False, Status.FAILED, "card_mismatch"),
     (RuntimeError("broke"), False, Status.FAILED, "error"),
     (ValidationError({"site": ["no such site"]}), False, Status.REFUSED, "invalid_input"),
 ]

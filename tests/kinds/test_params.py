@@ -11,7 +11,7 @@ import pytest
 from rest_framework.exceptions import ValidationError
 
 from jobs import registry
-from jobs.estimates import estimate
+from jobs.estimates import formula
 from jobs.kind import Input
 
 MODEL = {
@@ -198,7 +198,7 @@ def test_an_estimate_is_not_below_what_was_measured(
     serializer = found.Params(data=params)
     serializer.is_valid(raise_exception=True)
     inputs = given("model", SMOLLM2) | given("activations", STORED)
-    need = estimate(found, serializer.validated_data, inputs).memory_bytes
+    need = formula(found, serializer.validated_data, inputs).memory_bytes
     assert need is not None
     assert 1.0 < need / 1e6 / peak_megabytes < 1.45
 

@@ -16,7 +16,8 @@ from django.utils import timezone
 
 from gpus import recorder
 from gpus.models import Gpu, Host
-from jobs.models import Artifact, Attempt, Job, JobMetric, Status
+from jobs import paths
+from jobs.models import Artifact, Attempt, Job, JobEvent, JobMetric, Status
 from tests.conftest import make_card
 
 NULLS = {"memory_total_bytes": None, "memory_free_bytes": None, "memory_used_bytes": None}
@@ -35,7 +36,7 @@ def text_of(html: str) -> str:
 
 
 def make_job(owner: User, **fields: Any) -> Job:
-    return Job.objects.create(kind="rehearsal", owner=owner, params={"steps": 3}, **fields)
+    return Job.objects.create(**{"kind": "rehearsal", "owner": owner, "params": {"steps": 3}} | fields)
 
 
 # Who gets in --------------------------------------------------------------------------------------------
@@ -393,3 +394,32 @@ def test_points_are_thinned_and_keep_the_last(alice: User) -> None:
     assert len(steps) == len(values) <= 601
     assert steps[0] == 0
     assert steps[-1] == 4999
+
+
+def test_a_work_that_is_stuck_says_so_and_what_to_do(alice: User, bob: User) -> None:
+    job = make_job(alice, status="running", stalled=True)
+    JobEvent.objects.create(job=job, event="stalled", detail="no progress for 1200 s")
+    text = text_of(page_of(alice, f"/jobs/{job.pk}/"))
+    assert "stalled" in text
+    assert "It seems to be stuck: no progress for 1200 s" in text
+    assert "seems to be stuck" not in text_of(page_of(bob, f"/jobs/{job.pk}/"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "offered"),
+    [
+        ({"status": "running"}, {"pause"}),
+        ({"status": "running", "pause_requested_at": timezone.now()}, set()),
+        ({"status": "queued"}, set()),
+        ({"status": "paused"}, {"resume", "finalize"}),
+        ({"status": "failed"}, {"finalize"}),
+        ({"status": "cancelled"}, {"finalize"}),
+        ({"status": "succeeded"}, set()),
+        ({"status": "failed", "kind": "model_download"}, set()),
+    ],
+)
+def test_a_job_offers_the_verbs_of_its_state(alice: User, fields: dict[str, Any], offered: set[str]) -> None:
+    job = make_job(alice, **fields)
+    (paths.checkpoints(job) / "step-1").mkdir(parents=True)
+    page = page_of(alice, f"/jobs/{job.pk}/")
+    assert {verb for verb in ("pause", "resume", "finalize") if f"/jobs/{job.pk}/{verb}/" in page} == offered

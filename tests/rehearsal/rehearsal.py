@@ -43,9 +43,21 @@ class Kind(JobKind):
         journal = serializers.CharField(required=False)
         source = ArtifactField("capture", required=False)  # not read: to be a link of a chain
         deaf = serializers.BooleanField(default=False)
+        hand_over_at = serializers.IntegerField(min_value=0, default=0)  # steps without a card before it
+        card_stage_mib = serializers.IntegerField(
+            min_value=0, default=1
+        )  # the estimate of the stage on the card
+        sleep_at = serializers.IntegerField(default=-1)
+        sleep_seconds = serializers.FloatField(default=0)
 
     def needs_card(self, params: Values) -> bool:
-        return bool(params.get("on_card", True))
+        return bool(params.get("on_card", True)) and not params.get("hand_over_at")
+
+    def card_stages(self, params: Values) -> tuple[str, ...]:
+        return ("card",) if params.get("hand_over_at") else ()
+
+    def estimate_stage(self, stage: str, params: Values, inputs: Mapping[str, Input]) -> Estimate:
+        return Estimate.of({"on the card": params.get("card_stage_mib", 1) * 2**20})
 
     def estimate(self, params: Values, inputs: Mapping[str, Input]) -> Estimate:
         return Estimate.of({"buffers": params.get("estimate_mib", 1) * 2**20})
@@ -57,16 +69,25 @@ class Kind(JobKind):
         note(params, "start", context, step=first)
         ballast = bytearray(params["memory_mib"] * 2**20)
         ballast[::4096] = b"x" * len(ballast[::4096])
-        held = on_the_card(context.device, params["card_mib"])
+        held = on_the_card(context.device, params["card_mib"])  # noqa: F841 (held until the end)
         spawn_children(params["children"])
         for step in range(first, params["steps"]):
+            if params["hand_over_at"] and not context.stage and step >= params["hand_over_at"]:
+                save(context, step)
+                note(params, "hand_over", context, step=step)
+                context.hand_over("card")
             one_step(context, params, step)
+        return self.finished(context, params, first)
+
+    def finalize(self, context: Context, params: Values) -> dict[str, Any]:
+        return self.finished(context, params, newest_step(context.checkpoints)) | {"ended_early": True}
+
+    def finished(self, context: Context, params: Values, first: int) -> dict[str, Any]:
         note(params, "end", context, step=params["steps"])
         (context.artifact("capture", f"rehearsal {params['steps']}", {}) / "steps.txt").write_text(
             str(params["steps"])
         )
         (context.out / "words.txt").write_text("done\n")
-        del held
         return {"steps": params["steps"], "first": first, "visible": os.environ["CUDA_VISIBLE_DEVICES"]}
 
 
@@ -84,7 +105,7 @@ def one_step(context: Context, params: Values, step: int) -> None:
     if context.should_stop() and not params["deaf"]:
         save(context, step)
         raise JobStopped
-    time.sleep(params["seconds_per_step"])
+    time.sleep(params["sleep_seconds"] if step == params["sleep_at"] else params["seconds_per_step"])
     context.metric(step, loss=1.0 / (step + 1))
     context.report(step + 1, params["steps"], "steps", stage="counting")
     note(params, "step", context, step=step)

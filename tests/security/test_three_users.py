@@ -49,7 +49,7 @@ ANYBODY, USERS, REDUCED, OWNER, SHARED, SELF, STAFF = Who
 SEED = ("all", "gpu-list", "gpu-info", "gpu-metrics", "gpu-processes")
 LOOK = {"GET": Place(USERS, "read")}
 PARTS = ("log", "metrics", "metrics.csv", "result", "attempts", "events", "files", "files/{path}")
-VERBS = ("cancel", "hold", "release", "pause", "resume", "retry")
+VERBS = ("cancel", "hold", "release", "pause", "resume", "retry", "finalize")
 SEE, PRESS = {"GET": Place(USERS)}, {"POST": Place(OWNER)}
 
 PLACES: dict[str, dict[str, Place]] = {
@@ -108,7 +108,10 @@ PLACES: dict[str, dict[str, Place]] = {
     "/jobs/{job_id}/cancel": PRESS,
     "/jobs/{job_id}/hold": PRESS,
     "/jobs/{job_id}/release": PRESS,
+    "/jobs/{job_id}/pause": PRESS,
+    "/jobs/{job_id}/resume": PRESS,
     "/jobs/{job_id}/retry": PRESS,
+    "/jobs/{job_id}/finalize": PRESS,
     "/jobs/{job_id}/template": PRESS,
     "/jobs/since/dismiss": {"POST": Place(USERS)},
     "/groups/{group_id}": {"GET": Place(OWNER)},
@@ -121,6 +124,7 @@ PLACES: dict[str, dict[str, Place]] = {
     "/artifacts/{artifact_id}/delete": PRESS,
     "/health": {"GET": Place(REDUCED)},
     "/health/watchdog": SEE,
+    "/me": {"GET": Place(USERS), "POST": Place(USERS)},
     "/tokens": {"GET": Place(REDUCED), "POST": Place(USERS)},
     "/tokens/{id}/revoke": {"POST": Place(SELF)},
     "/new": SEE,

@@ -23,13 +23,13 @@ from django.core.management.base import BaseCommand, CommandError
 
 from gpus.backends import driver_present
 from mistudio import home
-from mistudio.management.commands.up import take_lock
+from mistudio.home import take_lock
+from monitor.lines import progress_line
 
 MODEL_NAME = "smollm2-135m-instruct"
 SIMULATED = "24GiB,24GiB,80GiB"
 FINAL = ("succeeded", "failed", "refused", "cancelled")
 START_SECONDS = 120.0
-BAR = 24
 
 EXTRACTION: dict[str, Any] = {
     "sites": [{"block": 8, "site": "resid_post"}],
@@ -125,22 +125,6 @@ class Command(BaseCommand):
 
 def card_line(card: dict[str, Any] | None) -> str:
     return f"card {card['gpu_id']}, {card['name']}, {card['uuid']}" if card else "no card; the CPU computes"
-
-
-def progress_line(job: dict[str, Any]) -> str:
-    progress = job["progress"] or {}
-    fraction = progress.get("fraction")
-    head = f"{job['kind']}: {job['status']}"
-    if job["status"] == "queued":
-        return f"{head} · {(job['waiting_for'] or {}).get('detail') or 'about to start'}"
-    if fraction is None:
-        return f"{head} · {progress.get('stage') or 'loading'}"
-    bar = "█" * round(fraction * BAR) + "·" * (BAR - round(fraction * BAR))
-    eta = progress.get("eta_seconds")
-    left = f" · {eta:.0f} s left" if eta is not None else ""
-    return (
-        f"{head} · {progress['stage']} {bar} {progress['done']}/{progress['total']} {progress['unit']}{left}"
-    )
 
 
 def result_lines(job: dict[str, Any], result: dict[str, Any]) -> list[tuple[str, str]]:

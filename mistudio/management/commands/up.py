@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -13,7 +12,7 @@ import urllib.request
 from argparse import ArgumentParser
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from django.conf import settings
 from django.core.management import call_command
@@ -22,7 +21,7 @@ from django.db import OperationalError, connections
 from django.utils import timezone
 from setproctitle import setproctitle
 
-from gpus.models import Host, Pulse
+from gpus.models import Host, Maintenance, Pulse
 from gpus.timing import scaled
 from jobs import tasks
 from jobs.models import ACTIVE, Job
@@ -51,14 +50,14 @@ class Command(BaseCommand):
         os.environ["MISTUDIO_HOME"] = str(
             settings.MISTUDIO_HOME
         )  # absolute, whatever the children's folder is
-        lock = take_lock(settings.MISTUDIO_HOME)
+        lock = home.take_lock(settings.MISTUDIO_HOME)
         self.ready_file().unlink(missing_ok=True)  # of an `up` that was killed
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         require_free_port(settings.MISTUDIO_BIND, options["port"])
         self.written_pids: dict[str, int | None] = {}
         self.broker = self.start_broker()
-        call_command("migrate", verbosity=0, interactive=False)
+        call_command("migrate", verbosity=0, interactive=False, stdout=self.stdout)
         self.services = self.make_services(options["port"])
         try:
             for service in self.services:
@@ -149,6 +148,8 @@ class Command(BaseCommand):
     def announce(self) -> None:
         self.say(f"miStudio runs at {self.url}")
         self.say(f"Sign in (once, within 15 minutes): {signin.make_link(self.url)}")
+        for one in Maintenance.in_force():
+            self.say(f"{one.sentence} (`manage.py maintenance end`)")
         self.say("Ctrl-C ends the services; running jobs go on.")
         self.write_ready()  # last: who waits for this file finds the lines above
 
@@ -212,18 +213,6 @@ class Command(BaseCommand):
 
     def logs(self) -> Path:
         return settings.MISTUDIO_HOME / "logs"
-
-
-def take_lock(folder: Path) -> IO[str]:
-    """One `up` per data folder, proven by a lock that ends with its process."""
-    lock = open(folder / "run" / "up.lock", "w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise CommandError(
-            f"miStudio already runs on {folder}; see {folder / 'run' / 'ready.json'}."
-        ) from None
-    return lock
 
 
 def require_free_port(bind: str, port: int) -> None:

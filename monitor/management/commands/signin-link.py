@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from monitor.signin import make_link
+from monitor.signin import base_url, make_link
 
 
 class Command(BaseCommand):
@@ -29,12 +27,3 @@ class Command(BaseCommand):
         if user is None:
             raise CommandError(f"There is no active user {name!r}.")
         return user
-
-
-def base_url() -> str:
-    if settings.MISTUDIO_PUBLIC_URL:
-        return settings.MISTUDIO_PUBLIC_URL
-    try:
-        return json.loads((settings.MISTUDIO_HOME / "run" / "ready.json").read_text())["url"]
-    except (FileNotFoundError, ValueError, KeyError):
-        return "http://127.0.0.1:8000"

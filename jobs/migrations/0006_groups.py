@@ -11,7 +11,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('jobs', '0003_watchdog'),
+        ('jobs', '0005_queue'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 

@@ -8,7 +8,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('monitor', '0001_initial'),
+        ('monitor', '0002_mcp'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 

@@ -1,0 +1,166 @@
+"""`manage.py submit KIND`: queue a job from a shell, by the same way and with the same sentences as REST.
+
+Standard output gets the job's id and nothing else; what a person reads goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from rest_framework.exceptions import APIException
+
+from gpus import rest
+from jobs import serializers, submit
+from jobs.exceptions import Conflict
+from jobs.models import Job, Status
+from monitor import operator
+from monitor.lines import Pace, progress_line
+from monitor.signin import base_url
+
+LOOK_SECONDS = 0.5
+
+
+class Command(BaseCommand):
+    help = "Queue a job; with --wait follow it to its end. Exit code 0: queued; with --wait: succeeded."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("kind", help="such as sae_training; an unknown one lists all")
+        parser.add_argument(
+            "--gpu",
+            action="append",
+            help="auto (default), an index of gpu-list, or a UUID; repeated for several cards",
+        )
+        parser.add_argument("--name", help="a name for the job")
+        parser.add_argument(
+            "--set",
+            action="append",
+            default=[],
+            metavar="KEY=VALUE",
+            help="a parameter; the value is JSON, or a text as it stands",
+        )
+        parser.add_argument(
+            "--json", metavar="FILE", help="parameters as a JSON object; - reads standard input"
+        )
+        parser.add_argument("--user", default=operator.NAME, help="whose job it is; default: the operator")
+        parser.add_argument("--wait", action="store_true", help="show its progress until it has ended")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        job = queue(person(options["user"]), options["kind"], body(options))
+        self.stdout.write(str(job.pk))
+        self.stdout.flush()
+        self.tell(f"{job.kind} {job.status} on {job.gpu_request}: {base_url().rstrip('/')}/jobs/{job.pk}/")
+        if options["wait"]:
+            self.follow(job)
+
+    def tell(self, line: str) -> None:
+        self.stderr.write(line, style_func=str)
+        self.stderr.flush()
+
+    def follow(self, job: Job) -> None:
+        """Until the job has ended. Ctrl-C ends the following, never the job."""
+        try:
+            ended = self.until_the_end(job)
+        except KeyboardInterrupt:
+            self.tell(f"\nNo longer followed; job {job.pk} goes on.")
+            raise SystemExit(130) from None
+        if ended["status"] != Status.SUCCEEDED:
+            told = " ".join(part for part in (ended["error"], ended["hint"]) if part)
+            raise CommandError(f"The job ended {ended['status']}. {told}".strip())
+        self.tell(f"succeeded after {ended['duration_s']:.1f} s")
+
+    def until_the_end(self, job: Job) -> dict[str, Any]:
+        line, pace = Line(self.stderr), Pace()
+        try:
+            while True:
+                job.refresh_from_db()
+                shown = serializers.full(job)
+                if job.final:
+                    return shown
+                line.show(progress_line(shown, pace.rate(shown["progress"], time.monotonic())), job.status)
+                time.sleep(LOOK_SECONDS)
+        finally:
+            line.clear()
+
+
+class Line:
+    """One line that is written again and again; without a terminal, one line per state."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.live, self.state = stream, sys.stderr.isatty(), ""
+
+    def show(self, text: str, state: str) -> None:
+        if self.live:  # a line that wraps could not be taken back
+            self.write(f"\r\033[K{text[: shutil.get_terminal_size().columns - 1]}")
+        elif state != self.state:
+            self.write(text + "\n")
+        self.state = state
+
+    def clear(self) -> None:
+        if self.live:
+            self.write("\r\033[K")
+
+    def write(self, text: str) -> None:
+        self.stream.write(text, style_func=str, ending="")
+        self.stream.flush()
+
+
+def person(name: str) -> Any:
+    user = get_user_model().objects.filter(username=name, is_active=True).first()
+    if user is None:
+        raise CommandError(f"There is no active user {name!r}.")
+    return user
+
+
+def queue(user: Any, kind: str, data: dict[str, Any]) -> Job:
+    try:
+        rest.check(data)
+        return submit.submit_once(user, kind, data)[0]
+    except Conflict as conflict:
+        raise CommandError(str(conflict)) from None
+    except APIException as error:
+        raise CommandError(sentences(rest.body(error))) from None
+
+
+def sentences(refusal: dict[str, Any]) -> str:
+    """The error envelope for a terminal: a line per field, and the hint."""
+    errors = refusal.get("errors") or {}
+    lines = [f"{field}: {message}" for field, messages in errors.items() for message in messages]
+    return "\n".join([*(lines or [refusal["detail"]]), *([refusal["hint"]] if "hint" in refusal else [])])
+
+
+def body(options: dict[str, Any]) -> dict[str, Any]:
+    """The body that REST would get."""
+    data = read_json(options["json"]) if options["json"] else {}
+    data |= dict(pair(text) for text in options["set"])
+    if options["gpu"]:
+        data["gpu"] = options["gpu"] if len(options["gpu"]) > 1 else options["gpu"][0]
+    if options["name"] is not None:
+        data["name"] = options["name"]
+    return data
+
+
+def read_json(name: str) -> dict[str, Any]:
+    try:
+        data = json.loads(sys.stdin.read() if name == "-" else Path(name).read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CommandError(f"No JSON can be read from {name}: {error}") from None
+    if not isinstance(data, dict):
+        raise CommandError(f"{name} holds no JSON object.")
+    return data
+
+
+def pair(text: str) -> tuple[str, Any]:
+    key, sign, value = text.partition("=")
+    if not key or not sign:
+        raise CommandError(f"--set takes KEY=VALUE, not {text!r}.")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value

@@ -1,0 +1,161 @@
+"""`manage.py submit`: REST's way and REST's sentences, from a shell."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
+
+from gpus.models import Gpu
+from jobs.models import Job
+from monitor.lines import Pace, progress_line
+from tests.conftest import client_of
+from tests.system import ROOT, System
+
+
+def submit(*words: str) -> Job:
+    """The job whose id the command prints."""
+    output = StringIO()
+    call_command("submit", *words, "--user", "alice", stdout=output, stderr=StringIO())
+    return Job.objects.get(pk=output.getvalue().strip())
+
+
+@pytest.mark.django_db
+def test_it_queues_what_rest_would_queue(alice: User, three_cards: list[Gpu], tmp_path: Path) -> None:
+    (tmp_path / "params.json").write_text('{"steps": 7, "reject": true, "gpu": 0}')
+    job = submit(
+        "rehearsal", "--json", str(tmp_path / "params.json"), "--gpu", "1", "--name", "mine",
+        "--set", "reject=false", "--set", "seconds_per_step=0.5", "--set", "journal=a=b", "--set", "hold=true",
+    )  # fmt: skip
+    assert (job.owner, job.name, job.gpu_request, job.status) == (alice, "mine", three_cards[1].uuid, "held")
+    assert job.params["steps"] == 7
+    assert (job.params["reject"], job.params["seconds_per_step"], job.params["journal"]) == (
+        False,
+        0.5,
+        "a=b",
+    )
+
+
+@pytest.mark.django_db
+def test_it_reads_parameters_from_standard_input(
+    alice: User, three_cards: list[Gpu], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", StringIO('{"steps": 9}'))
+    assert submit("rehearsal", "--json", "-").params["steps"] == 9
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("words", "body"),
+    [
+        (["--gpu", "cuda:0"], {"gpu": "cuda:0"}),
+        (["--gpu", "7"], {"gpu": "7"}),
+        (["--gpu", "0", "--gpu", "1"], {"gpu": ["0", "1"]}),
+        (["--set", "priority=5"], {"priority": 5}),
+        (["--set", "stepz=5"], {"stepz": 5}),
+    ],
+)
+def test_it_refuses_as_rest_refuses(
+    alice: User, three_cards: list[Gpu], words: list[str], body: dict[str, Any]
+) -> None:
+    over_rest = client_of(alice).post("/api/v1/jobs/rehearsal/", body, format="json").json()
+    with pytest.raises(CommandError) as refusal:
+        submit("rehearsal", *words)
+    assert over_rest["detail"] in str(refusal.value)
+    assert over_rest.get("hint", "") in str(refusal.value)
+    assert not Job.objects.exists()
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nothing"], "There are: "),
+        (["rehearsal", "--set", "steps"], "KEY=VALUE"),
+        (["rehearsal", "--set", "=1"], "KEY=VALUE"),
+        (["rehearsal", "--json", "/nowhere"], "No JSON can be read"),
+        (["rehearsal", "--user", "nobody"], "no active user"),
+    ],
+)
+def test_it_says_what_is_wrong(alice: User, words: list[str], says: str) -> None:
+    with pytest.raises(CommandError, match=says):
+        call_command("submit", "--user", "alice", *words, stdout=StringIO(), stderr=StringIO())
+
+
+def test_the_line_tells_rate_and_rest() -> None:
+    progress = {
+        "stage": "training",
+        "done": 1500,
+        "total": 3000,
+        "unit": "tokens",
+        "fraction": 0.5,
+        "eta_seconds": 61,
+    }
+    job = {
+        "kind": "sae_training",
+        "status": "running",
+        "progress": progress,
+        "waiting_for": None,
+        "error": "",
+    }
+    assert progress_line(job, 250.4) == (
+        "sae_training: running · training ████████████············ 1 500/3 000 tokens · 250 tokens/s · 1 min left"
+    )
+    waiting = job | {"status": "queued", "waiting_for": {"detail": "behind job abc"}}
+    assert progress_line(waiting) == "sae_training: queued · behind job abc"
+    pace = Pace()
+    assert pace.rate(progress, 10.0) is None
+    assert pace.rate(progress | {"done": 1600}, 14.0) == 25.0
+    assert pace.rate(progress | {"stage": "measuring", "done": 0}, 15.0) is None
+
+
+# Against a running system -------------------------------------------------------------------------------
+def start(system: System, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "manage.py", "submit", "rehearsal", *words]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=system.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+@pytest.mark.engine
+def test_it_waits_for_success(system: System) -> None:
+    waiting = start(system, "--gpu", "2", "--set", "steps=4", "--wait")
+    output, told = waiting.communicate(timeout=60)
+    job = system.job(output.strip())
+    assert (waiting.returncode, job["status"], job["owner"]) == (0, "succeeded", "operator")
+    assert job["gpu_uuid"] == system.cards()[2]["uuid"]
+    assert f"{system.url}/jobs/{job['id']}/" in told
+    assert "succeeded after" in told
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_it_fails_with_the_job(system: System) -> None:
+    waiting = start(system, "--set", "fail_at=1", "--wait")
+    _, told = waiting.communicate(timeout=60)
+    assert waiting.returncode == 1
+    assert "The job ended failed." in told
+    assert "told to fail at step 1" in told
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_an_interrupt_leaves_the_job_alone(system: System) -> None:
+    waiting = start(system, "--set", "steps=60", "--wait")
+    assert waiting.stdout
+    job = waiting.stdout.readline().strip()
+    system.wait(job, "running")
+    time.sleep(1)
+    os.kill(waiting.pid, signal.SIGINT)
+    _, told = waiting.communicate(timeout=20)
+    assert (waiting.returncode, f"job {job} goes on" in told) == (130, True)
+    assert system.wait(job)["status"] == "succeeded"
