@@ -1,6 +1,7 @@
 """`manage.py submit KIND`: queue a job from a shell, by the same way and with the same sentences as REST.
 
-Standard output gets the job's id and nothing else; what a person reads goes to standard error.
+Standard output gets the job's id and nothing else (of a sweep, one in each line); what a person reads goes to standard
+error.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rest_framework.exceptions import APIException
 
 from gpus import rest
-from jobs import serializers, submit
+from jobs import groups, serializers, submit
 from jobs.exceptions import Conflict
 from jobs.models import Job, Status
 from monitor import operator
@@ -52,11 +53,14 @@ class Command(BaseCommand):
         parser.add_argument("--wait", action="store_true", help="show its progress until it has ended")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        job = queue(person(options["user"]), options["kind"], body(options))
-        self.stdout.write(str(job.pk))
+        jobs = queue(person(options["user"]), options["kind"], body(options))
+        for job in jobs:
+            self.stdout.write(str(job.pk))
+            self.tell(
+                f"{job.kind} {job.status} on {job.gpu_request}: {base_url().rstrip('/')}/jobs/{job.pk}/"
+            )
         self.stdout.flush()
-        self.tell(f"{job.kind} {job.status} on {job.gpu_request}: {base_url().rstrip('/')}/jobs/{job.pk}/")
-        if options["wait"]:
+        for job in jobs if options["wait"] else ():
             self.follow(job)
 
     def tell(self, line: str) -> None:
@@ -118,10 +122,13 @@ def person(name: str) -> Any:
     return user
 
 
-def queue(user: Any, kind: str, data: dict[str, Any]) -> Job:
+def queue(user: Any, kind: str, data: dict[str, Any]) -> list[Job]:
+    """The job; of a parameter with several values, the job of each combination."""
     try:
         rest.check(data)
-        return submit.submit_once(user, kind, data)[0]
+        if groups.swept(submit.get_kind(kind), data):
+            return list(groups.members(groups.submit_once(user, kind, data)[0]))
+        return [submit.submit_once(user, kind, data)[0]]
     except Conflict as conflict:
         raise CommandError(str(conflict)) from None
     except APIException as error:
