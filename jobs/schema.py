@@ -114,7 +114,15 @@ def camel(name: str) -> str:
 def request_serializer(name: str, kind: JobKind) -> type[serializers.Serializer]:
     """The submit body of a kind: its own parameters and the common fields, under a name of its own."""
     fields = kind.Params().fields
-    several = {n: swept_field(fields[n]) for n in kind.sweep}
+    return body(name, kind, **{n: swept_field(fields[n]) for n in kind.sweep})
+
+
+def request_schema(name: str, kind: JobKind) -> dict[str, Any]:
+    """The same as JSON schema."""
+    return object_schema(body(name, kind)().fields, kind.sweep)
+
+
+def body(name: str, kind: JobKind, **several: serializers.Field) -> type[serializers.Serializer]:
     return type(f"{camel(name)}Params", (kind.Params, SubmitFields), several)
 
 

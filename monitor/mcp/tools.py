@@ -206,7 +206,7 @@ def submits() -> Iterator[Tool]:
 
 
 def submit_schema(name: str, kind: JobKind) -> Data:
-    drawn = schema.object_schema(schema.request_serializer(name, kind)().fields)
+    drawn = schema.request_schema(name, kind)
     drawn["properties"]["gpu"] = gpu_schema(kind)
     return drawn | {"examples": [dict(kind.example)]}
 
