@@ -99,12 +99,13 @@ class KindForm:
     def gpu(self) -> str:
         if "gpu" in self.typed or self.again is None:
             return self.typed.get("gpu") or "auto"
-        return self.again.gpu_request if self.again.gpu_request in board.gpu_map() else "auto"
+        return "auto" if self.card_gone else self.again.gpu_request
 
-    @property
+    @cached_property
     def card_gone(self) -> bool:
         """Whether the job that is run again asked for a card that cannot be chosen any more."""
-        return bool(self.again) and self.again.gpu_request not in ("auto", self.gpu)  # type: ignore[union-attr]
+        there = {gpu.uuid for gpu in board.present(board.gpu_map().values())}
+        return self.again is not None and self.again.gpu_request not in {"auto", *there}
 
     @property
     def more_changed(self) -> bool:
