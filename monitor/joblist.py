@@ -8,8 +8,7 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 from django.contrib.auth.models import User
-from django.db.models import QuerySet, Window
-from django.db.models.functions import Coalesce, RowNumber
+from django.db.models import Exists, OuterRef, QuerySet
 
 from jobs import places, registry
 from jobs.models import ACTIVE, Job, JobGroup, Lease, Status
@@ -57,9 +56,10 @@ def named(asked: Mapping[str, str]) -> QuerySet[Job] | None:
 
 
 def one_per_group(jobs: QuerySet[Job]) -> QuerySet[Job]:
-    """One job for each line of the list: of a group, the newest of those that were found."""
-    place = Window(RowNumber(), partition_by=Coalesce("group_id", "pk"), order_by="-queued_at")
-    return jobs.annotate(place=place).filter(place=1)
+    """One job for each line of the list: of a group, the last of those that were found. Ids are ordered in time; a
+    window would read all jobs for each page."""
+    later = jobs.order_by().filter(group_id=OuterRef("group_id"), pk__gt=OuterRef("pk"))
+    return jobs.exclude(Exists(later))
 
 
 def rows(jobs: list[Job], user: User, gpus: Mapping[str, Any], *, together: bool) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from rest_framework.views import APIView
 from gpus import api as cards
 from gpus import history_api
 from jobs import api as jobs
-from jobs import registry, schema, submit, system_api, urls, verbs
+from jobs import registry, schema, system_api, urls, verbs
 from jobs.kind import JobKind
 from monitor.mcp import arguments, reading
 
@@ -220,7 +220,7 @@ def submits() -> Iterator[Tool]:
             options={"kind": name},
             shape=job_or_group,
             checks_itself=True,
-            input_schema=submit_schema(kind),
+            input_schema=submit_schema(name, kind),
         )
 
 
@@ -232,8 +232,8 @@ def sweeps(kind: JobKind) -> list[str]:
     )
 
 
-def submit_schema(kind: JobKind) -> Data:
-    drawn = schema.object_schema({**kind.Params().fields, **submit.SubmitFields().fields}, kind.sweep)
+def submit_schema(name: str, kind: JobKind) -> Data:
+    drawn = schema.request_schema(name, kind)
     drawn["properties"]["gpu"] = gpu_schema(kind)
     return drawn | {"examples": [dict(kind.example)]}
 

@@ -65,6 +65,16 @@ def test_it_reads_parameters_from_standard_input(
 
 
 @pytest.mark.django_db
+def test_several_values_print_an_id_each(alice: User, three_cards: list[Gpu]) -> None:
+    output = StringIO()
+    words = ["rehearsal", "--set", "steps=[1, 2]", "--set", "seconds_per_step=[0.1, 0.2]", "--user", "alice"]
+    call_command("submit", *words, stdout=output, stderr=StringIO())
+    made = Job.objects.order_by("queued_at")
+    assert output.getvalue().split() == [str(job.pk) for job in made]
+    assert [job.params["steps"] for job in made] == [1, 1, 2, 2]
+
+
+@pytest.mark.django_db
 @pytest.mark.parametrize(
     ("words", "body"),
     [
