@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
+from rest_framework.exceptions import APIException
 
+from gpus import rest
 from gpus.models import Gpu, Host, Maintenance
 from jobs import tasks, verbs
 from jobs.exceptions import Conflict
@@ -43,17 +47,32 @@ def end(maintenance: Maintenance) -> None:
     tasks.ring_dispatch()
 
 
-def resume(maintenance: Maintenance, user: Person) -> tuple[list[Job], list[Job]]:
-    """Queue again what it paused, but not what was resumed (or ended) since; and who is still on the way to a pause."""
-    resumed, pausing = [], []
+class Resumed(NamedTuple):
+    jobs: list[Job]
+    pausing: list[Job]  # still on the way to a pause
+    refused: list[tuple[Job, str]]  # such as one whose card was taken out; and why
+
+
+def resume(maintenance: Maintenance, user: Person) -> Resumed:
+    """Queue again what it paused, but not what was resumed (or ended) since."""
+    found = Resumed([], [], [])
     for job in Job.objects.filter(pk__in=maintenance.paused).select_related("owner", "host"):
         if job.attempt != maintenance.paused[str(job.pk)] or job.pause_requested_at is None:
             continue
         if job.status == Status.PAUSED:
-            resumed.append(verbs.resume(job, user))
+            resume_one(job, user, found)
         elif job.status in ACTIVE:
-            pausing.append(job)
-    return resumed, pausing
+            found.pausing.append(job)
+    return found
+
+
+def resume_one(job: Job, user: Person, found: Resumed) -> None:
+    try:
+        found.jobs.append(verbs.resume(job, user))
+    except Conflict:  # somebody else was first
+        return
+    except APIException as error:
+        found.refused.append((job, rest.body(error)["detail"]))
 
 
 def running(host: Host | None = None) -> QuerySet[Job]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from django.core.validators import RegexValidator
 from django.db import IntegrityError, transaction
 from rest_framework import serializers
 
@@ -23,6 +24,11 @@ from jobs.models import Job, JobEvent, JobInput, Status
 from jobs.people import Person, is_staff
 from jobs.waits import Wait
 
+#: Names stand in terminals, logs and mails, which obey some of these.
+NO_CONTROL_CHARACTERS = RegexValidator(
+    r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z", "A name is one line without control characters."
+)
+
 
 class SubmitFields(serializers.Serializer):
     """The fields that every kind takes beside its own parameters."""
@@ -33,7 +39,11 @@ class SubmitFields(serializers.Serializer):
         help_text="auto (default), an index of gpu-list, or a card's UUID. A named card is never swapped.",
     )
     name = serializers.CharField(
-        required=False, allow_blank=True, max_length=120, help_text="A name for the job."
+        required=False,
+        allow_blank=True,
+        max_length=120,
+        validators=[NO_CONTROL_CHARACTERS],
+        help_text="A name for the job.",
     )
     priority = serializers.IntegerField(
         required=False, default=0, min_value=-100, max_value=100, help_text="Above 0 is for staff."

@@ -80,4 +80,4 @@ def escaped(text: str) -> str:
 def quoted(word: str) -> str:
     """One word of a command line; `$` would begin a variable there, and systemd knows `"…"` with backslashes."""
     word = escaped(word).replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
-    return f'"{word}"' if shlex.quote(word) != word and word != "worker@%%h" else word
+    return f'"{word}"' if shlex.quote(word) != word else word

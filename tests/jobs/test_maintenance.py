@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
 from django.test import Client
+from django.utils import timezone
 
 from gpus.models import Gpu, Host, Maintenance
 from jobs import dispatch, losses, maintenance, requeue
@@ -71,13 +76,47 @@ def test_what_it_paused_goes_on_and_nothing_else(running: Job, alice: User, staf
     assert maintenance.pause(begun, staff) == [running]
     begun.refresh_from_db()
     maintenance.end(begun)
-    assert maintenance.resume(begun, staff) == ([], [running])  # it still writes its checkpoint
+    assert maintenance.resume(begun, staff) == ([], [running], [])  # it still writes its checkpoint
     running.move([Status.RUNNING], Status.PAUSED)
-    assert maintenance.resume(begun, staff) == ([running], [])
+    assert maintenance.resume(begun, staff) == ([running], [], [])
     running.refresh_from_db()
     paused_before.refresh_from_db()
     assert (running.status, paused_before.status) == (Status.QUEUED, Status.PAUSED)
-    assert maintenance.resume(begun, staff) == ([], [])
+    assert maintenance.resume(begun, staff) == ([], [], [])
+
+
+def test_one_whose_card_was_taken_out_keeps_nobody_else_from_going_on(
+    alice: User, staff: User, three_cards: list[Gpu], capsys: Any
+) -> None:
+    """Cards are changed in maintenances; the named one is not swapped, and it is said which job stays paused."""
+    gone, other = (make_job(alice, status=Status.PAUSED, gpu_request=card.uuid, name=name) for card, name in
+                   zip(three_cards, ("one", "two"), strict=False))  # fmt: skip
+    Job.objects.update(pause_requested_at=timezone.now())
+    begun = maintenance.begin(None, staff)
+    begun.paused = {str(job.pk): job.attempt for job in (gone, other)}
+    begun.save()
+    Gpu.objects.filter(pk=three_cards[0].pk).update(enabled=False)
+    call_command("maintenance", "end")
+    assert list(Job.objects.filter(status=Status.QUEUED)) == [other]
+    said = capsys.readouterr().out
+    assert "Resumed: 1 of the 2 jobs" in said
+    assert f"stays paused: {gone}" in said and "was switched off by staff" in said
+    assert not Maintenance.in_force().exists()
+
+
+def test_it_is_safe_only_when_the_memory_is_back(running: Job, staff: User, capsys: Any) -> None:  # noqa: F811
+    maintenance.begin(None, staff)
+    lease = Lease.objects.get()
+    running.move([Status.RUNNING], Status.SUCCEEDED)
+    lease.state = Lease.State.RELEASING
+    lease.save()
+    with pytest.raises(CommandError, match="1 cards wait for memory"):
+        call_command("maintenance", "begin", "--wait", "0.1")
+    with pytest.raises(SystemExit):
+        call_command("maintenance", "status")
+    Lease.objects.update(state=Lease.State.ENDED, ended_at=timezone.now())
+    call_command("maintenance", "status")
+    assert "It is safe" in capsys.readouterr().out
 
 
 def test_losses_during_it_do_not_count(running: Job, staff: User) -> None:  # noqa: F811

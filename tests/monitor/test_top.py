@@ -65,6 +65,12 @@ def test_it_shows_cards_jobs_and_the_queue(busy: Job) -> None:
 
 
 @pytest.mark.django_db
+def test_a_name_is_no_markup(busy: Job) -> None:
+    Job.objects.update(name="[/x] [red]a[/red] :smile:")
+    assert top().count("[/x] [red]a[/red] :smile:") == 3
+
+
+@pytest.mark.django_db
 def test_it_shows_what_is_wrong(living_host: Host) -> None:
     make_card(living_host, 0, sampled_at=None, reading={}, memory_total_bytes=None)
     Host.objects.update(agent_seen_at=None)

@@ -83,13 +83,19 @@ def empty_table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table
     return made
 
 
+def add(table: Table, *cells: str | Text, style: str = "") -> None:
+    """A row of texts as they are: in the name of a job, `[/x]` is no markup."""
+    table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), style=style)
+
+
 def cards_table(cards: list[board.Card]) -> Table:
     numbers = ("util", "memory GiB", "temp", "power W")
     made = empty_table("Cards", "#", "name", "state", *numbers, "", right=("#", *numbers))
     for card in cards:
         info, metrics, state = card["info"], card["metrics"], card["state"]
         used, total = metrics["memory_used_bytes"], info["memory_total_bytes"]
-        made.add_row(
+        add(
+            made,
             str(info["gpu_id"]),
             show.short_name(info["name"]),
             Text(state["text"], style=COLOURS.get(state["tone"], "")),
@@ -109,7 +115,8 @@ def jobs_table(cards: list[board.Card]) -> Table:
     )
     for job, numbers in running(cards):
         progress = job.progress or {}
-        made.add_row(
+        add(
+            made,
             numbers,
             f"{show.short_id(job.pk)} {job.name}",
             job.kind,
@@ -137,7 +144,8 @@ def queue_table(waiting: dict[str, Any]) -> Table:
     made = empty_table(f"Waiting{more}", "asks for", "job", "kind", "owner", "why")
     for row in waiting["rows"]:
         job = row["job"]
-        made.add_row(
+        add(
+            made,
             asked(job.gpu_wanted),
             f"{show.short_id(job.pk)} {job.name}",
             job.kind,
