@@ -100,7 +100,8 @@ def unpack(source: Path, folder: Path) -> None:
         with tarfile.open(source) as tar:
             tar.extractall(folder, filter="data")  # nothing outside of it, no devices, no owners
     except tarfile.TarError as error:
-        raise Refused(f"This is no backup of miStudio, or only a part of one: {error}") from None
+        why = str(error).partition(":")[0]  # behind it stands every compression that was tried
+        raise Refused(f"This is no backup of miStudio, or only a part of one: {why}.") from None
 
 
 def checked(folder: Path) -> dict[str, Any]:

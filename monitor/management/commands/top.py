@@ -19,7 +19,7 @@ from gpus.models import Host
 from gpus.timing import sample_seconds
 from jobs.models import Job
 from monitor import board, operator
-from monitor.lines import bar
+from monitor.lines import AWAY, AWAY_ERRORS, bar
 from monitor.templatetags import show
 
 #: The colours of the pages' badges, as a terminal has them.
@@ -46,17 +46,24 @@ class Command(BaseCommand):
             pass
 
     def live(self, console: Console, seconds: float) -> None:
-        with Live(picture(), console=console, screen=True, auto_refresh=False) as screen:
+        with Live(picture_or_why(), console=console, screen=True, auto_refresh=False) as screen:
             while True:
                 time.sleep(seconds)
                 close_old_connections()
-                screen.update(picture(), refresh=True)
+                screen.update(picture_or_why(), refresh=True)
 
 
 def plain(shown: Group) -> str:
     text = io.StringIO()
     Console(file=text, width=PLAIN_WIDTH).print(shown)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+
+def picture_or_why() -> Group | Text:
+    try:
+        return picture()
+    except AWAY_ERRORS:
+        return Text(AWAY, style="red")
 
 
 def picture() -> Group:
