@@ -66,17 +66,21 @@ TYPES: list[tuple[type, str]] = [
 ]
 
 
+#: What a range or a length is called in JSON schema.
+LIMITS = {"min_value": "minimum", "max_value": "maximum", "max_length": "maxLength"}
+
+
 def field_schema(field: serializers.Field | None, *, many: bool = False) -> dict[str, Any]:
     """JSON schema of one parameter: type, range, choices, default, and its sentence. `many`: or a list of values,
     one job for each."""
     if field is None:
         return {}
-    one = basic_schema(field) | limits(field)
-    return (one_of(one) if many else one) | described(field)
-
-
-def one_of(one: dict[str, Any]) -> dict[str, Any]:
-    return {"oneOf": [one, {"type": "array", "items": one, "minItems": 1}]}
+    basic, told = basic_schema(field), described(field)
+    if not many:
+        return basic | told
+    limits = {name: told.pop(name) for name in LIMITS.values() if name in told}
+    one = basic | limits
+    return {"oneOf": [one, {"type": "array", "items": one, "minItems": 1}]} | told
 
 
 def basic_schema(field: serializers.Field) -> dict[str, Any]:
@@ -93,17 +97,11 @@ def basic_schema(field: serializers.Field) -> dict[str, Any]:
     return {"type": next((name for cls, name in TYPES if isinstance(field, cls)), "string")}
 
 
-LIMITS = {"min_value": "minimum", "max_value": "maximum", "max_length": "maxLength"}
-
-
-def limits(field: serializers.Field) -> dict[str, Any]:
-    found = {theirs: getattr(field, ours, None) for ours, theirs in LIMITS.items()}
-    nullable = {"nullable": True} if field.allow_null else {}
-    return {name: value for name, value in found.items() if value is not None} | nullable
-
-
 def described(field: serializers.Field) -> dict[str, Any]:
     extra: dict[str, Any] = {"description": str(field.help_text)} if field.help_text else {}
+    for ours, theirs in LIMITS.items():
+        if (value := getattr(field, ours, None)) is not None:
+            extra[theirs] = value
     if field.default is not serializers.empty and not callable(field.default):
         extra["default"] = field.default
     return extra
@@ -116,11 +114,20 @@ def camel(name: str) -> str:
 def request_serializer(name: str, kind: JobKind) -> type[serializers.Serializer]:
     """The submit body of a kind: its own parameters and the common fields, under a name of its own."""
     fields = kind.Params().fields
-    several = {n: swept_field(n, fields[n]) for n in kind.sweep}
+    return body(name, kind, **{n: swept_field(fields[n]) for n in kind.sweep})
+
+
+def request_schema(name: str, kind: JobKind) -> dict[str, Any]:
+    """The same as JSON schema."""
+    return object_schema(body(name, kind)().fields, kind.sweep)
+
+
+def body(name: str, kind: JobKind, **several: serializers.Field) -> type[serializers.Serializer]:
     return type(f"{camel(name)}Params", (kind.Params, SubmitFields), several)
 
 
-def swept_field(name: str, field: serializers.Field) -> serializers.Field:
+def swept_field(field: serializers.Field) -> serializers.Field:
     """A stand-in that says: a value or a list of them. It is drawn, never used."""
-    shown = extend_schema_field(field_schema(field, many=True))(type("Swept", (serializers.JSONField,), {}))
+    drawn = field_schema(field, many=True) | ({"nullable": True} if field.allow_null else {})
+    shown = extend_schema_field(drawn)(type("Swept", (serializers.JSONField,), {}))
     return shown(required=field.required)

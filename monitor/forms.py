@@ -99,12 +99,13 @@ class KindForm:
     def gpu(self) -> str:
         if "gpu" in self.typed or self.again is None:
             return self.typed.get("gpu") or "auto"
-        return self.again.gpu_request if self.again.gpu_request in board.gpu_map() else "auto"
+        return "auto" if self.card_gone else self.again.gpu_request
 
-    @property
+    @cached_property
     def card_gone(self) -> bool:
         """Whether the job that is run again asked for a card that cannot be chosen any more."""
-        return bool(self.again) and self.again.gpu_request not in ("auto", self.gpu)  # type: ignore[union-attr]
+        there = {gpu.uuid for gpu in board.present(board.gpu_map().values())}
+        return self.again is not None and self.again.gpu_request not in {"auto", *there}
 
     @property
     def more_changed(self) -> bool:
@@ -117,8 +118,10 @@ class KindForm:
     @property
     def name_again(self) -> str:
         """The name of the job that is run again; of a group's member the group's, which its values are added to."""
-        group = JobGroup.objects.filter(pk=self.again.group_id).first() if self.again else None
-        return group.name if group else (self.again.name if self.again else "")
+        if self.again is None:
+            return ""
+        group = JobGroup.objects.filter(pk=self.again.group_id).first() if self.again.group_id else None
+        return group.name if group else self.again.name
 
     def many(self, name: str) -> bool:
         return name in self.kind.sweep

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from django.contrib.auth.models import User
-from django.db.models import QuerySet
+from django.db.models import F, QuerySet
 
 from gpus.models import Gpu, GpuEvent
 from jobs.models import Job, Status
@@ -30,12 +30,12 @@ def context(user: User) -> dict[str, Any] | None:
 def jobs_of(user: User, away: tuple[datetime, datetime]) -> dict[str, Any]:
     mine = Job.objects.filter(owner=user)
     ended = mine.filter(finished_at__range=away).order_by("finished_at")
-    stopped = mine.filter(events__at__range=away).distinct().order_by("queued_at")
+    stopped = mine.filter(events__event=F("status"), events__at__range=away).distinct().order_by("queued_at")
     return {
         "succeeded": some(ended.filter(status=Status.SUCCEEDED)),
         "failed": some(ended.filter(status__in=ENDED_BADLY)),
-        "held": some(stopped.filter(status=Status.HELD, events__event="held")),
-        "paused": some(stopped.filter(status=Status.PAUSED, events__event="paused")),
+        "held": some(stopped.filter(status=Status.HELD)),
+        "paused": some(stopped.filter(status=Status.PAUSED)),
     }
 
 

@@ -33,6 +33,11 @@ def noted(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[Http
     return respond
 
 
+def signed_in(sender: object, request: HttpRequest, user: AbstractBaseUser, **more: object) -> None:
+    """A visit may begin with the sign-in."""
+    note(user)
+
+
 def by_a_person(request: HttpRequest) -> bool:
     """Signed in, and not one of the fetches of `live.js` (which say so) or of htmx."""
     by_itself = "X-Requested-With" in request.headers or "HX-Request" in request.headers

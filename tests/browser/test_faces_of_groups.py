@@ -15,7 +15,7 @@ from playwright.sync_api import Page, expect
 from tests.browser.camera import Shoot
 from tests.system import ROOT, System
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 OpenPage = Callable[..., Page]
 #: Runs in a process of the system's own environment: everybody was here last nine hours ago.
 GO_HOME = """
@@ -57,11 +57,11 @@ def night(system: System) -> Night:
         job = system.submit(kind, gpu=2, **kinds[kind])
         assert system.wait(job["id"], timeout=180)["status"] == "succeeded"
     sweep = kinds["sae_training"] | {"k": [8, 16, 32], "lr": [0.002, 0.0005], "tokens": 30_000}
-    group = system.submit("sae_training", name="block 4, small", **sweep)
     chain = {"broken": system.submit("rehearsal", name="layer 9 features", steps=9, fail_at=2)["id"]}
     chain["held"] = system.submit("rehearsal", name="its labels", source=f"job:{chain['broken']}")["id"]
     chain["later"] = system.submit("rehearsal", name="report", after=[chain["held"]])["id"]
-    system.wait(chain["held"], "held")
+    system.wait(chain["held"], "held", timeout=120)
+    group = system.submit("sae_training", name="block 4, small", **sweep)
     for job in group["jobs"]:
         system.wait(job["id"], timeout=240)
     return Night(system, group, chain)

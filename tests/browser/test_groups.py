@@ -58,10 +58,19 @@ def test_a_toast_tells_of_ones_own_jobs_and_goes(open_page: OpenPage, system: Sy
     expect(toast.get_by_role("link")).to_have_attribute("href", f"/jobs/{job['id']}/")
     expect(page.get_by_role("status").filter(has=toast)).to_have_attribute("aria-live", "polite")
     expect(toast).to_have_count(0, timeout=12_000)
+    tell(page, owner="somebody", name="not mine", status="failed")
+    tell(page, owner="operator", name="mine", status="failed")
+    expect(toast).to_have_text(re.compile("^mine failed"))
     for number in range(5):
         system.submit("rehearsal", name=f"many {number}", steps=1, seconds_per_step=0)
     expect(toast).to_have_count(3)
     expect(toast.last).to_contain_text("many")
+
+
+def tell(page: Page, **job: str) -> None:
+    """A frame as the socket would bring it."""
+    frame = {"channel": "jobs", "event": "job:changed", "seq": 7, "data": {"id": job["name"], **job}}
+    page.evaluate("frame => document.dispatchEvent(new CustomEvent('live:frame', {detail: frame}))", frame)
 
 
 def test_the_next_job_is_set_up_from_the_form_of_the_first(open_page: OpenPage, system: System) -> None:

@@ -93,6 +93,17 @@ def test_it_tells_what_became_of_ones_own_jobs(client: Client, alice: User, bob:
     assert "his" not in said
 
 
+def test_what_was_held_before_is_no_news(client: Client, alice: User) -> None:
+    """Another thing that happened to it meanwhile does not make it one."""
+    old = Job.objects.create(kind="rehearsal", name="long held", owner=alice, status=Status.HELD)
+    for event, minutes in (("held", 700), ("unlinked", 100)):
+        JobEvent.objects.create(job=old, event=event, at=timezone.now() - timedelta(minutes=minutes))
+    away(600)
+    assert told(client) == ""
+    JobEvent.objects.create(job=old, event="held", at=timezone.now() - timedelta(minutes=50))
+    assert "1 held long held" in told(client)
+
+
 def test_it_tells_of_cards(client: Client, three_cards: list[Gpu]) -> None:
     at = timezone.now() - timedelta(minutes=50)
     for card in three_cards[:2]:
