@@ -35,11 +35,17 @@ class Contact:
         self.at = boot_seconds()
         self.others = others()
 
-    def made(self, others: bool) -> None:
-        self.at, self.others = boot_seconds(), others
+    def made(self, at: float, others: bool) -> None:
+        """`at`: before the heartbeat was sent, so that nobody counts from an earlier moment."""
+        self.at, self.others = at, others
 
     def lost(self) -> bool:
         return self.others and boot_seconds() - self.at > fence_seconds()
+
+
+def silence(others: bool) -> float | None:
+    """What a heartbeat writes for the others to count up from; nothing where nobody may take over."""
+    return 0.0 if others else None
 
 
 def others() -> bool:

@@ -10,8 +10,6 @@ import heapq
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import reduce
-from operator import or_
 from typing import TypeVar
 from uuid import UUID
 
@@ -54,7 +52,8 @@ def schedule() -> int:
 def start_next(until: float) -> bool | None:
     """Start the first job of the queue that can start now. False when somebody else was first on its cards, so that
     a new board has another answer; None when no job can start, or the time is up."""
-    board, found, waiting = Board(), lines.standing(), []
+    board, found = Board(), lines.standing()
+    waiting: list[Job] = []
     keep(board, [standing.first for standing in found])
     for job in heapq.merge(*(in_turn(standing, board) for standing in found), key=lines.place_in_order):
         if time.monotonic() > until:
@@ -71,10 +70,11 @@ def start_next(until: float) -> bool | None:
 def call_up(until: float) -> None:
     """Those whose forerunners have ended step into their lines, wait for the next one, or are held."""
     ended = Job.objects.filter(status=Status.QUEUED, cancel_requested_at=None, waits_on__status__in=FINAL)
-    found = ended.values_list("pk", "waits_on__status", "need_bytes")
-    simple = [pk for pk, status, need in found if status == Status.SUCCEEDED and need is not None]
-    Job.objects.filter(pk__in=simple, status=Status.QUEUED).update(waits_on=None, waiting_for=None)
-    for pk in (pk for pk, *_ in found if pk not in simple):
+    if not ended.exists():
+        return
+    simple = ended.filter(waits_on__status=Status.SUCCEEDED, need_bytes__isnull=False)
+    Job.objects.filter(pk__in=simple.values("pk")).update(waits_on=None, waiting_for=None)
+    for pk in ended.values_list("pk", flat=True):
         if time.monotonic() > until:
             return
         step_up(lines.whole(Job.objects.filter(pk=pk, status=Status.QUEUED)).first())
@@ -100,12 +100,12 @@ def answerable(standing: Standing, board: Board) -> Q | None:
     if (now := room(line, board)) > SHUT and standing.has_at_most(now):
         found.append(needs(at_most=now))
     if board.kept and (ahead := room(line, board, ahead=True)) > SHUT:
-        found.append(needs(at_most=ahead) & reduce(or_, map(lines.ahead_of, board.kept.values())))
+        found.append(needs(at_most=ahead) & lines.any_of(map(lines.ahead_of, board.kept.values())))
     if (limit := beyond(line, board)) == SHUT:
         found.append(Q(line__isnull=False))
     elif standing.has_over(limit):
         found.append(Q(need_bytes__gt=limit))
-    return reduce(or_, found) if found else None
+    return lines.any_of(found) if found else None
 
 
 def needs(at_most: float) -> Q:

@@ -9,12 +9,24 @@ from rest_framework import serializers
 
 from gpus import choice
 from gpus.rest import ApiError, flattened
+from jobs import lines
 from jobs.board import Board, Slots
 from jobs.memory import gib, reserve_bytes
 from jobs.models import Job
 from jobs.people import Person
-from jobs.placement import behind, handed_back, job_class, need_bytes, outside_of, too_full
+from jobs.placement import (
+    behind,
+    handed_back,
+    job_class,
+    keep,
+    kept_for,
+    kept_from,
+    need_bytes,
+    outside_of,
+    too_full,
+)
 from jobs.submit import Plan, check, get_kind
+from jobs.waits import Wait
 
 Card = dict[str, Any]
 Errors = dict[str, list[str]]
@@ -29,7 +41,11 @@ def fit(user: Person, kind_name: str, params: Mapping[str, Any], gpu: Any = None
     plan, errors, need = attempt(user, kind_name, params)
     needs_card = plan.needs_card or bool(kind.card_stages(plan.params)) if plan else kind.needs_gpu != "never"
     slot_class = "interactive" if kind.interactive else "batch"
-    cards = [verdict(slots, need, slot_class, board) for slots in board.cards()]
+    keep(board, [line.first for line in lines.standing()])
+    cards = [
+        verdict(slots, need, slot_class, board, kept=kept(slots, slot_class, board))
+        for slots in board.cards()
+    ]
     auto = of_auto(cards)
     request = "auto" if gpu is None else choice.parse(gpu, max_gpus=kind.max_gpus, needs_card=needs_card)
     return {
@@ -46,6 +62,7 @@ def fit(user: Person, kind_name: str, params: Mapping[str, Any], gpu: Any = None
 def of_job(job: Job, board: Board) -> list[Card]:
     """What every card says to this job now; `asked` where the job may take that one."""
     wanted = choice.wanted(job.gpu_wanted)
+    keep(board, [line.first for line in lines.standing()])
     return [
         to_job(job, slots, board) | {"asked": isinstance(wanted, int) or slots.gpu.uuid in wanted}
         for slots in board.cards()
@@ -54,7 +71,7 @@ def of_job(job: Job, board: Board) -> list[Card]:
 
 
 def to_job(job: Job, slots: Slots, board: Board) -> Card:
-    card = verdict(slots, need_bytes(job), job_class(job), board)
+    card = verdict(slots, need_bytes(job), job_class(job), board, kept=kept_from(job, slots, board))
     if card["verdict"] == "now" and handed_back(job, slots):
         card |= {"verdict": "later", "detail": "was fuller than its reading said; the next reading decides"}
     return card
@@ -73,10 +90,18 @@ def attempt(
         return None, {"non_field_errors": [str(error.detail)]}, error.extra.get("need_bytes")
 
 
-def verdict(slots: Slots, need: int | None, job_class: str, board: Board) -> Card:
+def kept(slots: Slots, job_class: str, board: Board) -> Wait | None:
+    """For a job that is not queued yet, and so would stand behind all."""
+    first = board.kept.get(slots.resource)
+    return kept_for(first, slots) if first and job_class == "batch" else None
+
+
+def verdict(slots: Slots, need: int | None, job_class: str, board: Board, kept: Wait | None) -> Card:
     gpu, memory = slots.gpu, slots.memory
     assert gpu is not None
     word, detail, eta = judged(slots, need, job_class, board)
+    if word == "now" and kept:
+        word, detail = "later", kept.detail
     return {
         "uuid": gpu.uuid,
         "gpu_id": gpu.index,

@@ -41,10 +41,10 @@ from jobs import (
     requeue,
     tasks,
 )
-from jobs.models import ACTIVE, Attempt, Job, JobEvent, Outcome, Status
-from jobs.pace import Pace
+from jobs.models import ACTIVE, Attempt, Job, Outcome, Status
 from jobs.patience import AWAY, patiently, quietly
 from jobs.processes import Process
+from jobs.stall import Lookout
 
 logger = logging.getLogger("mistudio.keeper")
 
@@ -109,7 +109,7 @@ class Keeper:
         self.killed_for = ""
         self.ending = ""  # our own reason to end the work: card_lost, timeout, maintenance, fenced
         self.card_lost: cardloss.Loss | None = None
-        self.pace = Pace()
+        self.lookout = Lookout(self.job)
         self.contact = contact.Contact()
         self.ran_before = overtime.ran_seconds(self.job)
         self.running_at: float | None = None
@@ -178,6 +178,7 @@ class Keeper:
             "work_start": self.work.start,
             "token_hash": processes.token_hash(token),
             "start_checkpoint": checkpoint,
+            "silent_seconds": contact.silence(self.contact.others),
         }
         Attempt.objects.filter(pk=self.attempt.pk).update(**fields)
         for name, value in fields.items():
@@ -215,7 +216,7 @@ class Keeper:
             self.obey(row)
             quietly(lambda: self.watch_progress(row.job))
         else:
-            self.pace.look_away()
+            self.lookout.pace.look_away()
         if time.monotonic() - self.heartbeat_at >= scaled(HEARTBEAT_SECONDS):
             self.heartbeat_at = time.monotonic()
             quietly(self.heartbeat)
@@ -249,25 +250,9 @@ class Keeper:
             self.kill("never_started")
 
     def watch_progress(self, job: Job) -> None:
-        """A work that makes none for long is asked for its stacks and marked; that it goes on clears the mark."""
-        if job.status != Status.RUNNING:
-            return
-        self.running_at = self.running_at or time.monotonic()
-        self.pace.see(job.progress or {})
-        if self.pace.stalled != job.stalled and self.job.update_fenced(stalled=self.pace.stalled):
-            self.tell_stall(self.pace.stalled)
-
-    def tell_stall(self, stalled: bool) -> None:
-        if stalled:
-            assert self.work is not None
-            logger.warning("%s; the stacks of its threads:", self.pace.in_words())
-            processes.send(self.work, processes.DUMP_SIGNAL)
-        event, detail = (
-            ("stalled", self.pace.in_words()) if stalled else ("goes_on", "it makes progress again")
-        )
-        JobEvent.objects.create(job=self.job, event=event, detail=detail, attempt=self.attempt.number)
-        self.job.refresh_from_db()
-        events.changed(self.job)
+        if job.status == Status.RUNNING and self.work is not None:
+            self.running_at = self.running_at or time.monotonic()
+            self.lookout.see(job, self.work)
 
     # Ends of our own ------------------------------------------------------------------------------------
 
@@ -322,16 +307,16 @@ class Keeper:
         seen_ticks, found = processes.ticks_now(), processes.descendants(os.getpid())
         self.hold_card([p for p in found if p != self.work])
         self.attempt.members = [[p.pid, p.start] for p in found]
-        others = contact.others()
+        asked_at, others = contact.boot_seconds(), contact.others()
         Attempt.objects.filter(pk=self.attempt.pk, ended_at=None).update(
             heartbeat_at=timezone.now(),
             members=self.attempt.members,
             seen_ticks=seen_ticks,
             ran_seconds=self.ran(),
-            silent_seconds=0.0 if others else None,
+            silent_seconds=contact.silence(others),
             **self.peak(),
         )
-        self.contact.made(others)
+        self.contact.made(asked_at, others)
         observed = self.observed if self.job.simulated else None
         self.attempt.leases.filter(ended_at=None).update(observed_bytes=observed)
 

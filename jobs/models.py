@@ -113,7 +113,7 @@ class Job(models.Model):
     )
     progress = models.JSONField(default=dict)
     waiting_for = models.JSONField(
-        null=True, help_text="Why it did not start when it was last asked; `jobs.lines.tell` says why now"
+        null=True, help_text="Why it did not start when it was last asked; `jobs.places.tell` says why now"
     )
     waits_on = models.ForeignKey(
         "self",

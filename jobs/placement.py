@@ -305,6 +305,11 @@ def kept_from(job: Job, slots: Slots, board: Board) -> Wait | None:
     first = board.kept.get(slots.resource)
     if first is None or job.interactive or place_in_order(job) <= place_in_order(first):
         return None
+    return kept_for(first, slots)
+
+
+def kept_for(first: Job, slots: Slots) -> Wait:
+    """What a kept card says to those behind."""
     assert slots.gpu is not None
     why = f"which needs {gib(need_bytes(first))} and was passed by others"
     detail = f"card {slots.gpu.index} is kept for {first}, {why}"

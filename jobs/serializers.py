@@ -8,7 +8,7 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from jobs import lines
+from jobs import places
 from jobs.models import Artifact, Attempt, Job, JobEvent, JobGroup, JobTemplate, WatchdogEvent
 from jobs.people import Person, is_staff
 
@@ -59,11 +59,11 @@ class WatchdogEventSerializer(serializers.ModelSerializer[WatchdogEvent]):
 
 
 class ManyJobs(serializers.ListSerializer[Any]):
-    def to_representation(self, jobs: Any) -> list[Any]:
+    def to_representation(self, jobs: Any) -> Any:
         """A page of jobs; why those wait that are queued is asked for all of them together."""
         page = list(jobs)
-        lines.tell(page)
-        return [self.child.to_representation(job) for job in page]
+        places.tell(page)
+        return super().to_representation(page)
 
 
 class JobSerializer(serializers.ModelSerializer[Job]):
@@ -137,7 +137,7 @@ class JobSerializer(serializers.ModelSerializer[Job]):
 
     def to_representation(self, job: Job) -> dict[str, Any]:
         if self.parent is None and not self.context.get("as_stored"):
-            lines.tell([job])
+            places.tell([job])
         data = super().to_representation(job)
         return data if may_see(job, self.context.get("user")) else without_private(data)
 

@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 
 from gpus import owners, shapes
 from gpus.models import Gpu, Host, Maintenance
-from jobs import lines, ownership
+from jobs import lines, ownership, places
 from jobs.models import ACTIVE, Job, Status
 from jobs.serializers import may_see
 from monitor import curves, glance, words, workers
@@ -154,7 +154,7 @@ def queue(user: User, gpus: dict[str, Gpu]) -> dict[str, Any]:
     known = Job.objects.select_related("owner").order_by(*lines.ORDER)
     states = [known.filter(status=status) for status in (Status.STARTING, Status.QUEUED)]
     jobs = list(chain.from_iterable(jobs[:QUEUE_LENGTH] for jobs in states))[:QUEUE_LENGTH]
-    lines.tell(jobs)
+    places.tell(jobs)
     remaining = words.remaining_of(jobs)
     rows = [{"job": job, "why": words.why_waiting(job, gpus, remaining, may_see(job, user))} for job in jobs]
     return {"rows": rows, "more": max(0, sum(jobs.count() for jobs in states) - len(rows))}

@@ -10,7 +10,7 @@ from uuid import UUID
 from django.contrib.auth.models import User
 from django.db.models import Exists, OuterRef, QuerySet
 
-from jobs import lines, registry
+from jobs import places, registry
 from jobs.models import ACTIVE, Job, JobGroup, Lease, Status
 from jobs.serializers import may_see
 from monitor import board, links, words
@@ -27,7 +27,7 @@ def page(user: User, asked: Mapping[str, str], size: int = PAGE, *, together: bo
     together = together and not (asked.get("ids") or asked.get("group"))
     jobs = few if few is not None else found(user, chosen, together)[start : start + size + 1]
     shown, gpus = list(jobs), board.gpu_map()
-    lines.tell(shown)
+    places.tell(shown)
     return {
         "rows": rows(shown if few is not None else shown[:size], user, gpus, together=together),
         "gpus": gpus,

@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from django.template.loader import select_template
 
 from gpus.models import Gpu
-from jobs import endings, lines, logs, overtime, registry, verbs
+from jobs import endings, logs, overtime, places, registry, verbs
 from jobs.kind import JobKind
 from jobs.models import FINAL, Job, JobInput, Status
 from jobs.serializers import may_see
@@ -30,7 +30,7 @@ CANCEL_SAYS = {
 
 def context(job: Job, user: User) -> dict[str, Any]:
     gpus, see = board.gpu_map(), may_see(job, user)
-    lines.tell([job])
+    places.tell([job])
     kind = kind_of(job)
     shown = {
         "job": job,

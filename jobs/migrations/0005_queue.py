@@ -34,7 +34,7 @@ class Migration(migrations.Migration):
         migrations.AlterField(
             model_name='job',
             name='waiting_for',
-            field=models.JSONField(help_text='Why it did not start when it was last asked; `jobs.lines.tell` says why now', null=True),
+            field=models.JSONField(help_text='Why it did not start when it was last asked; `jobs.places.tell` says why now', null=True),
         ),
         migrations.AddIndex(
             model_name='job',

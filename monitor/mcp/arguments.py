@@ -26,6 +26,10 @@ class JobId(serializers.Serializer[Any]):
     id = serializers.UUIDField(help_text="Id of the job.")
 
 
+class GroupId(serializers.Serializer[Any]):
+    id = serializers.UUIDField(help_text="Id of the group.")
+
+
 class ArtifactId(serializers.Serializer[Any]):
     id = serializers.UUIDField(help_text="Id of the artifact.")
 

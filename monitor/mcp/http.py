@@ -12,19 +12,19 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
-from channels.db import database_sync_to_async
 from django.conf import settings
 from django.db import Error as DatabaseError
 
 from monitor import access
 from monitor.flow import Send
 from monitor.mcp.caller import Caller
+from monitor.mcp.threads import in_thread
 
 log = logging.getLogger(__name__)
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
-look_up = database_sync_to_async(access.token_of, thread_sensitive=False)
+look_up = in_thread(access.token_of)
 
 
 class Refusal(NamedTuple):

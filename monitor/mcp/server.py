@@ -9,7 +9,6 @@ from typing import Any
 
 import anyio
 import mcp_types as types
-from channels.db import database_sync_to_async
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
@@ -19,6 +18,7 @@ from jobs.version import VERSION
 from monitor.mcp import calls, waiting
 from monitor.mcp.caller import Caller
 from monitor.mcp.calls import Answer
+from monitor.mcp.threads import in_thread
 from monitor.mcp.tools import Tool, all_tools
 
 INSTRUCTIONS = (
@@ -28,11 +28,6 @@ INSTRUCTIONS = (
     "job:<id> of a job that will make it. An error says in `detail` what is wrong and in `hint` what helps."
 )
 Context = ServerRequestContext[Any, Any]
-
-
-def in_thread(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The views and the database are synchronous; a pool of threads keeps slow calls from holding up each other."""
-    return database_sync_to_async(function, thread_sensitive=False)
 
 
 def server_for(find: Callable[[], Caller]) -> Server[Any]:

@@ -75,8 +75,16 @@ def paged(page: Any) -> Data:
 
 
 def paged_jobs(page: Any) -> Data:
-    rows = [{name: job[name] for name in BRIEF} for job in page["results"]]
-    return paged(page | {"results": rows})
+    return paged(page | {"results": brief(page["results"])})
+
+
+def job_or_group(answer: Any) -> Data:
+    """A submit answers with a job, or with the group of a sweep, whose jobs come in short form."""
+    return answer | {"jobs": brief(answer["jobs"])} if "jobs" in answer else answer
+
+
+def brief(jobs: Any) -> list[Data]:
+    return [{name: job[name] for name in BRIEF} for job in jobs]
 
 
 # Looking ------------------------------------------------------------------------------------------------
@@ -147,6 +155,10 @@ def of_jobs() -> Iterator[Tool]:
         "job_metrics", "Curves of a job", "Metric curves of a job by step, such as its loss.",
         jobs.JobMetrics, arguments.JobMetrics,
     )  # fmt: skip
+    yield by_id(
+        "get_group", "One sweep", "The jobs of a sweep in short form, and how many are in which state.",
+        jobs.OneGroup, arguments.GroupId, job_or_group,
+    )  # fmt: skip
     yield by_id("job_result", "Result of a job", "What a job found, once it has succeeded.", jobs.JobResult)
     yield by_id("job_events", "Story of a job", "What happened to a job.", jobs.JobEvents, shape=listed)
     yield by_id("job_files", "Files of a job", "Paths and sizes of its files.", jobs.JobFiles, shape=listed)
@@ -196,13 +208,28 @@ def submits() -> Iterator[Tool]:
         yield Tool(
             f"submit_{name}",
             kind.label,
-            f"{kind.description} Queues a job and answers with it; wait_for_job follows it.",
+            " ".join(
+                [
+                    kind.description,
+                    "Queues a job and answers with it; wait_for_job follows it.",
+                    *sweeps(kind),
+                ]
+            ),
             jobs.SubmitJob,
             method="POST",
             options={"kind": name},
+            shape=job_or_group,
             checks_itself=True,
             input_schema=submit_schema(name, kind),
         )
+
+
+def sweeps(kind: JobKind) -> list[str]:
+    return (
+        [f"A list for {' or '.join(kind.sweep)} makes a job for each value, as one group."]
+        if kind.sweep
+        else []
+    )
 
 
 def submit_schema(name: str, kind: JobKind) -> Data:
@@ -226,11 +253,15 @@ def gpu_schema(kind: JobKind) -> Data:
 
 # Controlling --------------------------------------------------------------------------------------------
 def controls() -> Iterator[Tool]:
-    """Every verb that REST has an address for: a new one appears here by itself."""
+    """Every verb that REST has an address for: a new one appears here by itself. And the end of a sweep."""
     for pattern in urls.urlpatterns:
         view = getattr(pattern.callback, "cls", None)
         if isinstance(view, type) and issubclass(view, jobs.Verb):
             yield control(view, getattr(pattern.callback, "view_initkwargs", {}))
+    yield Tool(
+        "cancel_group", "Cancel a sweep", "End every job of a sweep that has not ended.",
+        jobs.GroupCancel, arguments.GroupId, "POST", ("id",), shape=job_or_group, destroys=True,
+    )  # fmt: skip
 
 
 def control(view: type[jobs.Verb], options: Mapping[str, Any]) -> Tool:

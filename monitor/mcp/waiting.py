@@ -66,4 +66,4 @@ def found(job: dict[str, Any], waited: float) -> Answer:
 
 def peek(job_id: Any) -> dict[str, Any]:
     """What changes while a job runs, as its row has it; nothing for a job that was deleted."""
-    return Job.objects.filter(pk=job_id).values("status", "progress").first() or {}
+    return dict(Job.objects.filter(pk=job_id).values("status", "progress").first() or {})

@@ -182,7 +182,8 @@ def test_it_ends_a_job_that_is_lost_three_times_without_progress(rig: System, tm
         time.sleep(0.3)
     ended = rig.wait(job["id"])
     assert (ended["status"], ended["failure_reason"]) == ("failed", "lost")
-    assert "SIGKILL" in ended["error"]
+    assert all(f"attempt {number} at " in ended["error"] for number in (1, 2, 3)), ended["error"]
+    assert ended["error"].count("the work was ended by SIGKILL") == 3
 
 
 def test_it_ends_its_services_within_15_seconds_and_no_job(rig: System, tmp_path: Path) -> None:

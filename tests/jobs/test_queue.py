@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from gpus.models import Gpu, Host
-from jobs import dispatch, lines, placement, submit
+from jobs import dispatch, placement, places, submit
 from jobs.memory import GIB
 from jobs.models import Job, Lease, Status
 from monitor import joblist
@@ -44,7 +44,7 @@ def end_all() -> None:
 def told(job: Job) -> dict[str, Any]:
     """Why it waits, as somebody reads it who asks now."""
     job.refresh_from_db()
-    lines.tell([job])
+    places.tell([job])
     return job.waiting_for or {}
 
 
@@ -169,7 +169,7 @@ def test_an_unknown_length_before_it_leaves_the_start_open(alice: User, three_ca
     ("number", "word"), [(1, "1st"), (2, "2nd"), (11, "11th"), (23, "23rd"), (112, "112th")]
 )
 def test_it_counts_as_people_do(number: int, word: str) -> None:
-    assert lines.ordinal(number) == word
+    assert places.ordinal(number) == word
 
 
 # Limits of a user ---------------------------------------------------------------------------------------------
@@ -246,6 +246,10 @@ def test_a_large_job_that_small_ones_pass_comes_to_its_turn(alice: User, shared:
     assert after_dispatch(third).status == "queued"
     waits = told(third)
     assert (waits["reason"], waits["job_id"]) == (reason, str(large.pk))
+    answer = client_of(alice).post("/api/v1/system/gpu-fit/", {"kind": "rehearsal", "params": {}}).data
+    assert (
+        answer["auto"]["detail"] == "card 0 is kept for large, which needs 20.0 GiB and was passed by others"
+    )
     assert "the card is kept for it" in after_dispatch(large).waiting_for["detail"]
     end(running)
     assert after_dispatch(large).status == "starting"

@@ -28,6 +28,7 @@ class FakeContext:
 
     def __init__(self, shelf: Shelf, job: str, inputs: Mapping[str, Input]) -> None:
         self.device = "cpu"
+        self.stage = ""
         self.shelf, self.inputs = shelf, inputs
         self.out = shelf.folder / job / "out"
         self.checkpoints = shelf.folder / job / "checkpoints"
@@ -63,9 +64,15 @@ class FakeContext:
 
 
 def run(
-    kind: JobKind, shelf: Shelf, *, job: str = "job", stop_after: int | None = None, **params: Any
+    kind: JobKind,
+    shelf: Shelf,
+    *,
+    job: str = "job",
+    stop_after: int | None = None,
+    finalize: bool = False,
+    **params: Any,
 ) -> Any:
-    """Validate, check, estimate and run as the engine would; returns (result, context, estimate)."""
+    """Validate, check, estimate and run (or finalize) as the engine would; returns (result, context, estimate)."""
     from jobs.artifacts import named
 
     serializer = kind.Params(data=params)
@@ -73,7 +80,8 @@ def run(
     given = serializer.validated_data
     inputs = {name: shelf.named(given[name]) for name in named(kind, given)}
     kind.check(given, inputs)
-    estimate = kind.estimate(given, inputs)
+    estimate = kind.estimate_stage("finalize", given, inputs) if finalize else kind.estimate(given, inputs)
     context = FakeContext(shelf, job, inputs)
     context.stop_after = stop_after
-    return kind.run(context, given), context, estimate
+    act = kind.finalize if finalize else kind.run
+    return act(context, given), context, estimate

@@ -201,6 +201,26 @@ def test_a_stopped_training_goes_on_to_the_same_weights(
 
 
 @pytest.mark.usefixtures("model")
+def test_a_training_that_ended_early_becomes_the_sae_of_its_checkpoint(
+    shelf: Shelf, import_root: Path
+) -> None:
+    extract(shelf, import_root)
+    with pytest.raises(Stopped):
+        train(shelf, stop_after=8)
+    result, _, estimate = train(shelf, finalize=True)
+    done, total = result["ended_at_step"], result["steps_total"]
+    assert (0 < done < total, total) == (True, 200)
+    assert result["ce_recovered"] is not None
+    assert estimate.memory_bytes > 0 and "cuda" not in estimate.breakdown
+    artifact = shelf.named("ll-text-b1-topk-64-k4")
+    config = json.loads((artifact.path / "cfg.json").read_text())
+    assert config["metadata"]["mistudio"]["ended_at_step"] == done
+    assert artifact.manifest["ended_at_step"] == done
+    kept = load_file(max((shelf.folder / "train" / "checkpoints").glob("step_*")) / "state.safetensors")
+    torch.testing.assert_close(load_sae(artifact.path).W_dec * result["scale_folded"], kept["W_dec"])
+
+
+@pytest.mark.usefixtures("model")
 def test_a_stopped_extraction_goes_on(shelf: Shelf, import_root: Path) -> None:
     with pytest.raises(Stopped):
         extract(shelf, import_root, batch_size=2, stop_after=5)

@@ -24,7 +24,8 @@ def example_of(tool: Tool, world: World) -> dict[str, Any]:
     """Arguments with which the tool has something to answer."""
     if tool.name.startswith("submit_"):
         return dict(tool.schema["examples"][0])
-    known = {"id": world.id_for("/artifacts/" if "artifact" in tool.name else "/jobs/"), "path": "hello.txt"}
+    thing = next((thing for thing in ("artifact", "group") if thing in tool.name), "job")
+    known = {"id": world.id_for(f"/{thing}s/"), "path": "hello.txt"}
     given = {name: known.get(name, "rehearsal") for name in tool.schema["required"]}
     return given | ({"seconds": 0} if tool.waits else {})
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.test import Client
 from django.utils import timezone
 from rest_framework import serializers
 
@@ -20,6 +21,7 @@ from monitor import tasks
 from monitor.mcp import calls, contract
 from monitor.mcp.tools import Tool, all_tools
 from monitor.models import ToolCall
+from monitor.signin import BACKEND
 from tests.conftest import client_of
 from tests.mcp.conftest import ask, caller, example_of
 from tests.security.conftest import SECRET, World
@@ -182,6 +184,17 @@ def test_a_named_card_is_the_one_of_the_row(alice: User, three_cards: list[Gpu])
     assert other.outcome == "conflict"
 
 
+def test_a_sweep_is_a_group(alice: User, three_cards: list[Gpu]) -> None:
+    me = caller(alice)
+    group = calls.call(me, "submit_rehearsal", {"steps": [1, 2], "gpu": 1}).data
+    assert [job["gpu_request"] for job in group["jobs"]] == [three_cards[1].uuid] * 2
+    assert "params" not in group["jobs"][0]
+    assert ask(me, "get_group", id=group["group_id"]).data["states"] == {"queued": 2}
+    assert ask(me, "cancel_group", id=group["group_id"]).data["states"] == {"cancelled": 2}
+    assert ask(me, "cancel_group", id=group["group_id"]).outcome == "conflict"
+    assert ToolCall.objects.get().job_id is None
+
+
 def test_a_verb_moves_the_job_or_says_why_not(alice: User, three_cards: list[Gpu]) -> None:
     me = caller(alice)
     job = ask(me, "submit_rehearsal").data["id"]
@@ -276,6 +289,19 @@ def test_a_refusal_and_an_unknown_tool_leave_rows(alice: User) -> None:
         calls.call(caller(alice), name, {})
     rows = ToolCall.objects.order_by("pk").values_list("tool", "outcome", "job_id")
     assert list(rows) == [("get_job", "invalid", None), ("", "unknown_tool", None)]
+
+
+def test_staff_reads_the_rows_and_changes_none(alice: User) -> None:
+    calls.call(caller(alice), "get_job", {})
+    root = Client()
+    root.force_login(User.objects.create_superuser("root"), backend=BACKEND)
+    row = ToolCall.objects.get()
+    page, one = (root.get(f"/admin/monitor/toolcall/{rest}") for rest in ("", f"{row.pk}/change/"))
+    assert (page.status_code, one.status_code) == (200, 200)
+    assert row.arguments_digest in one.content.decode()
+    assert [root.post(f"/admin/monitor/toolcall/{rest}").status_code for rest in ("add/", f"{row.pk}/delete/")] == [
+        403, 403,
+    ]  # fmt: skip
 
 
 def test_rows_end_by_age_and_by_number(alice: User, monkeypatch: pytest.MonkeyPatch) -> None:

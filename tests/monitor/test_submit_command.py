@@ -46,6 +46,17 @@ def test_it_queues_what_rest_would_queue(alice: User, three_cards: list[Gpu], tm
 
 
 @pytest.mark.django_db
+def test_it_queues_a_sweep_as_a_group(alice: User, three_cards: list[Gpu]) -> None:
+    output = StringIO()
+    words = ("--user", "alice", "--gpu", "1", "--set", "steps=[1, 2, 3]")
+    call_command("submit", "rehearsal", *words, stdout=output, stderr=StringIO())
+    jobs = [Job.objects.get(pk=line) for line in output.getvalue().split()]
+    assert [job.params["steps"] for job in jobs] == [1, 2, 3]
+    assert len({job.group_id for job in jobs}) == 1
+    assert {job.gpu_request for job in jobs} == {three_cards[1].uuid}
+
+
+@pytest.mark.django_db
 def test_it_reads_parameters_from_standard_input(
     alice: User, three_cards: list[Gpu], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,7 +164,7 @@ def test_it_fails_with_the_job(system: System) -> None:
     waiting = start(system, "--set", "fail_at=1", "--wait")
     _, told = waiting.communicate(timeout=60)
     assert waiting.returncode == 1
-    assert "The job ended failed." in told
+    assert "ended failed." in told
     assert "told to fail at step 1" in told
 
 
@@ -167,5 +178,5 @@ def test_an_interrupt_leaves_the_job_alone(system: System) -> None:
     time.sleep(1)
     os.kill(waiting.pid, signal.SIGINT)
     _, told = waiting.communicate(timeout=20)
-    assert (waiting.returncode, f"job {job} goes on" in told) == (130, True)
+    assert (waiting.returncode, f"{job} goes on" in told) == (130, True)
     assert system.wait(job)["status"] == "succeeded"

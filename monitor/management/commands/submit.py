@@ -1,7 +1,7 @@
 """`manage.py submit KIND`: queue a job from a shell, by the same way and with the same sentences as REST.
 
-Standard output gets the job's id and nothing else (of a sweep, one in each line); what a person reads goes to standard
-error.
+Standard output gets the job's id (of a sweep all of them, one a line) and nothing else; what a person reads goes to
+standard error.
 """
 
 from __future__ import annotations
@@ -56,28 +56,26 @@ class Command(BaseCommand):
         jobs = queue(person(options["user"]), options["kind"], body(options))
         for job in jobs:
             self.stdout.write(str(job.pk))
-            self.tell(
-                f"{job.kind} {job.status} on {job.gpu_request}: {base_url().rstrip('/')}/jobs/{job.pk}/"
-            )
+            self.tell(f"{job} {job.status} on {job.gpu_request}: {base_url().rstrip('/')}/jobs/{job.pk}/")
         self.stdout.flush()
-        for job in jobs if options["wait"] else ():
-            self.follow(job)
+        if options["wait"]:
+            self.follow(jobs)
 
     def tell(self, line: str) -> None:
         self.stderr.write(line, style_func=str)
         self.stderr.flush()
 
-    def follow(self, job: Job) -> None:
-        """Until the job has ended. Ctrl-C ends the following, never the job."""
+    def follow(self, jobs: list[Job]) -> None:
+        """Until all have ended. Ctrl-C ends the following, never a job."""
         try:
-            ended = self.until_the_end(job)
+            ended = [self.until_the_end(job) for job in jobs]
         except KeyboardInterrupt:
-            self.tell(f"\nNo longer followed; job {job.pk} goes on.")
+            self.tell(f"\nNo longer followed; {' '.join(str(job.pk) for job in jobs)} goes on.")
             raise SystemExit(130) from None
-        if ended["status"] != Status.SUCCEEDED:
-            told = " ".join(part for part in (ended["error"], ended["hint"]) if part)
-            raise CommandError(f"The job ended {ended['status']}. {told}".strip())
-        self.tell(f"succeeded after {ended['duration_s']:.1f} s")
+        bad = [how_it_ended(job) for job in ended if job["status"] != Status.SUCCEEDED]
+        if bad:
+            raise CommandError("\n".join(bad))
+        self.tell(f"succeeded after {sum(job['duration_s'] for job in ended):.1f} s")
 
     def until_the_end(self, job: Job) -> dict[str, Any]:
         line, pace = Line(self.stderr), Pace()
@@ -122,8 +120,13 @@ def person(name: str) -> Any:
     return user
 
 
+def how_it_ended(job: dict[str, Any]) -> str:
+    told = f"Job {job['id']} ended {job['status']}. {job['error']} {job['hint']}"
+    return told.strip()
+
+
 def queue(user: Any, kind: str, data: dict[str, Any]) -> list[Job]:
-    """The job; of a parameter with several values, the job of each combination."""
+    """The job, or those of a sweep."""
     try:
         rest.check(data)
         if groups.swept(submit.get_kind(kind), data):
