@@ -19,7 +19,6 @@ from torch import Tensor
 from jobs.interp.sae.architectures import TopK, select
 from jobs.interp.sae.sparse import ByLatent, Code, products
 
-
 #: Of the latents; `jobs.interp.sizes.batch_bytes` reserves for as many.
 AUX_SHARE = 0.3
 
