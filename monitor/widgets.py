@@ -73,7 +73,8 @@ def plainly(value: Any) -> str:
 def widget_kind(f: serializers.Field, many: bool = False) -> str:
     """Which widget draws this field; what has no better one is edited as JSON. `many`: it may be swept."""
     name = next((name for classes, name in WIDGETS if isinstance(f, classes)), "json")
-    if many and name in SEVERAL:
+    one_choice = isinstance(f, serializers.ChoiceField) and len(f.choices) < 2
+    if many and name in SEVERAL and not one_choice:
         return SEVERAL[name]
     if name == "list":
         return "sites" if isinstance(f.child, SiteField) else "lines"  # type: ignore[attr-defined]

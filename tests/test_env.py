@@ -23,3 +23,12 @@ def test_an_address_is_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOOK", "https://hooks.example.org:8443/a/b?c=d")
     url = env.url("HOOK", ("https",), "")
     assert url and (url.hostname, url.port, url.path, url.query) == ("hooks.example.org", 8443, "/a/b", "c=d")
+
+
+def test_a_limit_is_none_when_unset_and_at_least_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert env.limit("LIMIT") is None
+    monkeypatch.setenv("LIMIT", "3")
+    assert env.limit("LIMIT") == 3
+    monkeypatch.setenv("LIMIT", "0")
+    with pytest.raises(ImproperlyConfigured, match="LIMIT='0': expected a whole number, 1 or more"):
+        env.limit("LIMIT")

@@ -146,8 +146,9 @@ def test_ten_pauses_are_no_losses(rig: System, tmp_path: Path) -> None:
     """Without a checkpoint of its own between them."""
     path = tmp_path / "journal"
     job = rig.submit("rehearsal", gpu=0, steps=10_000, journal=str(path))
-    for count in range(1, 11):
-        steps_after(path, job["id"], 2 * count)
+    for _ in range(10):
+        rig.wait(job["id"], "running")
+        steps_after(path, job["id"], len(journal(path)))
         press(rig, job["id"], "pause")
         rig.wait(job["id"], "paused")
         press(rig, job["id"], "resume")

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(400)]
 GIB = 1024  # in MiB
 CARDS = (2, 3, 4, 4)
 #: What a job costs beside its steps, in seconds: its process and card verified, its memory back, the next one granted.
-OVERHEAD = 1.0
+OVERHEAD = 0.5
 JOBS = 40
 
 

@@ -193,6 +193,14 @@ def test_a_field_that_cannot_be_swept_takes_commas_between_digits(alice: User) -
     assert form_of(alice, "sae_training", ce_tokens="4,096").data()["ce_tokens"] == 4096
 
 
+def test_choices_to_try_are_ticked(alice: User, three_cards: list[Gpu]) -> None:
+    page = signed_in(alice).get("/new/activation_extraction/").content.decode()
+    assert re.findall(r'type="checkbox" name="dtype" value="(\w+)" checked', page) == ["bfloat16"]
+    for ticked, read in (("float16&dtype=float32", ["float16", "float32"]), ("float16", "float16")):
+        typed = QueryDict(f"name=&model=m&dtype={ticked}")
+        assert KindForm("activation_extraction", alice, typed, "/").data()["dtype"] == read
+
+
 def test_sites_to_try_are_rows(alice: User) -> None:
     typed = QueryDict("name=&site.block=4&site.site=resid_post&site.block=5&site.site=resid_post")
     assert len(KindForm("sae_training", alice, typed, "/").data()["site"]) == 2
