@@ -20,9 +20,10 @@ from jobs.people import Person
 def begin(host: Host | None, user: Person, note: str = "") -> Maintenance:
     """From its commit on nothing is granted there. One that is in force already goes on."""
     with transaction.atomic():
-        # A grant looks under the lock of its host or card: it comes before all of this, or sees it.
-        list(Host.objects.select_for_update().order_by("pk"))
-        list(Gpu.objects.select_for_update().order_by("pk"))
+        # A grant looks under the lock of its host or card: it comes before all of this, or sees it. `no_key`: with a
+        # card in its hand, it writes rows that point at the host.
+        list(Host.objects.select_for_update(no_key=True).order_by("pk"))
+        list(Gpu.objects.select_for_update(no_key=True).order_by("pk"))
         known = Maintenance.in_force().filter(host=host).first()
         return known or Maintenance.objects.create(host=host, by=str(user), note=note)
 

@@ -191,7 +191,7 @@ def send_email(message: Message) -> str:
     except smtplib.SMTPRecipientsRefused:
         raise Undelivered(f"{url.hostname} does not take mail for this address.") from None
     except ValueError as error:  # of Django, before anything is sent
-        raise Undelivered(f"No mail can have this address: {type(error).__name__}.") from None
+        raise Undelivered(f"No mail can be written with these addresses: {type(error).__name__}.") from None
     except (OSError, smtplib.SMTPException) as error:
         raise Undelivered(f"{url.hostname} did not take the mail: {type(error).__name__}.") from None
     return f"{url.hostname} took the mail for {message.address}"

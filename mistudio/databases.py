@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings
-from django.db import connection, connections
+from django.db import DatabaseError, connection, connections
 
 Say = Callable[[str], None]
 #: What lets somebody in now, and is no part of a backup.
@@ -35,6 +35,10 @@ class Damaged(Exception):
 
 class Missing(Exception):
     """A tool that is not on the PATH."""
+
+
+#: What a command says as its own sentence: a database that cannot be read fails before its check can.
+FAULTS = (Damaged, Missing, OSError, DatabaseError, sqlite3.Error)
 
 
 def size_bytes() -> int:

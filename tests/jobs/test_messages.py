@@ -261,7 +261,7 @@ def test_an_address_that_no_mail_can_have_holds_up_nobody(
         postman.deliver_due()
     assert ([to for _, to, _ in mailbox.got], len(receiver.got)) == ([["alice@example.org"]], 1)
     bad.refresh_from_db()
-    assert bad.last_error.startswith("No mail can have this address") and bad.due_at
+    assert bad.last_error.startswith("No mail can be written with these addresses") and bad.due_at
 
 
 def test_a_fault_of_ours_holds_up_nobody(alice: User, receiver: Receiver, mailbox: Mailbox) -> None:

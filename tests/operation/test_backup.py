@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.management import CommandError, call_command
+from django.db import DatabaseError
 
 from mistudio import databases, restore
 from tests.chaos.test_kills import attempt_of, journal, steps_after, wait_until
@@ -101,6 +103,19 @@ def test_what_is_no_backup_is_said_to_be_none(tmp_path: Path, content: str) -> N
         restore.checked(tmp_path)
     with pytest.raises(restore.Refused, match="This is no backup of miStudio"):
         restore.unpack(tmp_path / "manifest.json", tmp_path / "unpacked")
+
+
+@pytest.mark.parametrize("fault", [DatabaseError("malformed"), sqlite3.DatabaseError("not a database")])
+def test_a_database_that_cannot_be_read_is_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    def unreadable() -> int:
+        raise fault
+
+    monkeypatch.setattr(databases, "size_bytes", unreadable)
+    with pytest.raises(CommandError, match=str(fault)):
+        call_command("backup", str(tmp_path / "b.tar"))
+    assert not list(tmp_path.iterdir())
 
 
 def rows(path: Path) -> int:

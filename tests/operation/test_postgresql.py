@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,10 +12,11 @@ import dj_database_url
 import pytest
 
 from mistudio import databases
+from tests.chaos.test_kills import wait_until
 from tests.jobs.test_postgres import cluster  # noqa: F401 (a fixture)
 from tests.jobs.test_postgres import pytestmark as where_it_is
 from tests.postgres import Cluster
-from tests.system import System
+from tests.system import ROOT, System
 
 psycopg = pytest.importorskip("psycopg")
 pytestmark = [pytest.mark.slow, *where_it_is]
@@ -58,6 +61,29 @@ def test_a_restore_that_fails_changes_nothing(cluster: Cluster, tmp_path: Path) 
     assert "late:" in here.manage("user", "list").stdout
     with psycopg.connect(cluster.url) as database:
         database.execute("DROP VIEW monitor_visit")
+
+
+def test_a_maintenance_waits_for_a_grant_that_is_being_written(cluster: Cluster, tmp_path: Path) -> None:  # noqa: F811
+    """A grant holds its card, then writes an attempt that points at the host: neither may wait for the other."""
+    here = System(tmp_path / "home", cluster=cluster)
+    assert here.manage("migrate").returncode == 0
+    assert here.manage("shell", "-c", CARD).returncode == 0
+    with psycopg.connect(cluster.url) as grant:
+        grant.execute("SELECT 1 FROM gpus_gpu FOR UPDATE")
+        command = [sys.executable, "manage.py", "maintenance", "begin"]
+        begin = subprocess.Popen(command, cwd=ROOT, env=here.env, stdout=subprocess.PIPE)
+        wait_until(lambda: cluster.rows(WAITING) == [(1,)], "it waits for the card", 30)
+        grant.execute("SET lock_timeout = '2s'")
+        grant.execute("SELECT 1 FROM gpus_host FOR KEY SHARE")  # what a foreign key asks for
+        assert begin.poll() is None
+    assert b"It is safe" in begin.communicate(timeout=30)[0]
+
+
+CARD = """
+from gpus.models import Gpu, Host
+Gpu.objects.create(uuid="GPU-1", host=Host.objects.create(name="alpha"), index=0, name="A")
+"""
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
 
 
 def test_its_tools_trust_no_server_that_the_settings_do_not(
