@@ -197,6 +197,8 @@ def _check_priority(user: Person, priority: int) -> None:
 def _after(user: Person, ids: list[UUID]) -> list[Job]:
     """The jobs to wait for, each the user's own (or anybody's, for staff) and still able to succeed; for one that was
     retried, its retry."""
+    if not ids:
+        return []
     mine = (
         Job.objects.filter(pk__in=ids) if is_staff(user) else Job.objects.filter(pk__in=ids, owner_id=user.pk)
     )
