@@ -84,7 +84,9 @@ def envelope(error: Exception) -> Answer:
 def bounded(answer: Answer) -> Answer:
     size = len(answer.text.encode())
     if size > MAX_ANSWER_BYTES:
-        detail = f"The answer has {size} bytes, a tool's at most {MAX_ANSWER_BYTES}. Ask for less, or over REST."
+        detail = (
+            f"The answer has {size} bytes, a tool's at most {MAX_ANSWER_BYTES}. Ask for less, or over REST."
+        )
         raise rest.ApiError(413, "answer_too_large", detail, size=size, limit=MAX_ANSWER_BYTES)
     return answer
 

@@ -119,6 +119,16 @@ def test_it_is_safe_only_when_the_memory_is_back(running: Job, staff: User, caps
     assert "It is safe" in capsys.readouterr().out
 
 
+def test_ctrl_c_ends_the_waiting_alone(running: Job, staff: User, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    def pressed(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mistudio.management.commands.maintenance.until_nothing_runs", pressed)
+    with pytest.raises(SystemExit, match="130"):
+        call_command("maintenance", "begin")
+    assert Maintenance.in_force().exists()
+
+
 def test_losses_during_it_do_not_count(running: Job, staff: User) -> None:  # noqa: F811
     here, mark = attempt_of(running), losses.progress_mark(running)
     before = {"host": here.host, "outcome": Outcome.LOST, "boot_id": here.boot_id}
