@@ -80,15 +80,15 @@ def test_who_has_the_file_open_is_found_whatever_else_it_closes(
     busy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A service closes sockets all the time; the handle that is gone must not hide the one of the database."""
-    read, gone = os.readlink, iter([True])
+    read, gone, writer = os.readlink, iter([True]), writer_of(busy)
 
     def readlink(path: Any) -> str:
-        if f"/{writer_of(busy)}/fd/" in str(path) and next(gone, False):
+        if f"/{writer}/fd/" in str(path) and next(gone, False):
             raise FileNotFoundError(path)
         return read(path)
 
     monkeypatch.setattr(os, "readlink", readlink)
-    assert [pid for pid, _ in databases.holders()] == [writer_of(busy)]
+    assert [pid for pid, _ in databases.holders()] == [writer]
 
 
 def writer_of(path: Path) -> int:
