@@ -63,7 +63,7 @@ def test_it_shows_cards_jobs_and_the_queue(busy: Job) -> None:
     assert (first.split()[0], "25 %" in first, "2 min" in first) == ("1", True, True)
     assert second.split()[0] == "CPU"
     assert "Behind job first" in third
-    assert "GPU-…0001" in third
+    assert third.startswith("1 ")
     assert max(len(line) for line in lines) <= 140
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import time
 from argparse import ArgumentParser
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.core.management.base import BaseCommand
@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gpus.models import Host
+from gpus.models import Gpu, Host
 from gpus.timing import sample_seconds
 from jobs.models import Job
 from monitor import board, operator
@@ -70,7 +70,7 @@ def picture() -> Group:
     gpus = board.gpu_map()
     cards = board.cards_of(board.present(gpus.values()))
     waiting = board.queue(operator.account(), gpus)
-    tables = (cards_table(cards), jobs_table(cards), queue_table(waiting))
+    tables = (cards_table(cards), jobs_table(cards), queue_table(waiting, gpus))
     return Group(*hosts(), *(part for table in tables for part in (Text(), table)))
 
 
@@ -146,14 +146,14 @@ def running(cards: list[board.Card]) -> Iterable[tuple[Job, str]]:
     return [(jobs[job_id], ",".join(on[job_id]) or "CPU") for job_id in ordered]
 
 
-def queue_table(waiting: dict[str, Any]) -> Table:
+def queue_table(waiting: dict[str, Any], gpus: Mapping[str, Gpu]) -> Table:
     more = f", and {waiting['more']} more" if waiting["more"] else ""
     made = empty_table(f"Waiting{more}", "asks for", "job", "kind", "owner", "why")
     for row in waiting["rows"]:
         job = row["job"]
         add(
             made,
-            asked(job.gpu_wanted),
+            asked(job.gpu_wanted, gpus),
             f"{show.short_id(job.pk)} {job.name}",
             job.kind,
             str(job.owner),
@@ -162,7 +162,10 @@ def queue_table(waiting: dict[str, Any]) -> Table:
     return made
 
 
-def asked(request: str) -> str:
+def asked(request: str, gpus: Mapping[str, Gpu]) -> str:
+    """`auto`, or the numbers of the cards as the table of the cards has them; the UUID of one that is gone."""
     if request.startswith("auto"):
         return request
-    return ", ".join(show.short_uuid(uuid) for uuid in request.split(","))
+    return ",".join(
+        str(gpus[uuid].index) if uuid in gpus else show.short_uuid(uuid) for uuid in request.split(",")
+    )
