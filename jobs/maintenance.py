@@ -5,8 +5,10 @@ from __future__ import annotations
 from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
+from rest_framework.exceptions import ValidationError
 
 from gpus.models import Gpu, Host, Maintenance
+from gpus.rest import ApiError, body
 from jobs import tasks, verbs
 from jobs.exceptions import Conflict
 from jobs.models import ACTIVE, Job, Lease, Status
@@ -17,8 +19,8 @@ def begin(host: Host | None, user: Person, note: str = "") -> Maintenance:
     """From its commit on nothing is granted there. One that is in force already goes on."""
     with transaction.atomic():
         # A grant looks under the lock of its host or card: it comes before all of this, or sees it.
-        list(Host.objects.select_for_update().order_by("pk"))
-        list(Gpu.objects.select_for_update().order_by("pk"))
+        list(Host.objects.select_for_update(no_key=True).order_by("pk"))
+        list(Gpu.objects.select_for_update(no_key=True).order_by("pk"))
         known = Maintenance.in_force().filter(host=host).first()
         return known or Maintenance.objects.create(host=host, by=str(user), note=note)
 
@@ -43,17 +45,25 @@ def end(maintenance: Maintenance) -> None:
     tasks.ring_dispatch()
 
 
-def resume(maintenance: Maintenance, user: Person) -> tuple[list[Job], list[Job]]:
-    """Queue again what it paused, but not what was resumed (or ended) since; and who is still on the way to a pause."""
-    resumed, pausing = [], []
+def resume(maintenance: Maintenance, user: Person) -> tuple[list[Job], list[Job], list[tuple[Job, str]]]:
+    """Queue again what it paused, but not what was resumed (or ended) since. Also: who is still on the way to a pause,
+    and who stays paused, with the reason: a card that was taken out is not swapped."""
+    resumed: list[Job] = []
+    pausing: list[Job] = []
+    refused: list[tuple[Job, str]] = []
     for job in Job.objects.filter(pk__in=maintenance.paused).select_related("owner", "host"):
         if job.attempt != maintenance.paused[str(job.pk)] or job.pause_requested_at is None:
             continue
-        if job.status == Status.PAUSED:
-            resumed.append(verbs.resume(job, user))
-        elif job.status in ACTIVE:
+        if job.status in ACTIVE:
             pausing.append(job)
-    return resumed, pausing
+        elif job.status == Status.PAUSED:
+            try:
+                resumed.append(verbs.resume(job, user))
+            except Conflict:  # somebody else has just resumed or cancelled it
+                continue
+            except (ApiError, ValidationError) as refusal:
+                refused.append((job, body(refusal)["detail"]))
+    return resumed, pausing, refused
 
 
 def running(host: Host | None = None) -> QuerySet[Job]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.contrib.auth.models import User
 from django.test import Client
+from django.utils import timezone
 
 from gpus.models import Gpu, Host, Maintenance
 from jobs import dispatch, losses, maintenance, requeue
@@ -71,13 +72,13 @@ def test_what_it_paused_goes_on_and_nothing_else(running: Job, alice: User, staf
     assert maintenance.pause(begun, staff) == [running]
     begun.refresh_from_db()
     maintenance.end(begun)
-    assert maintenance.resume(begun, staff) == ([], [running])  # it still writes its checkpoint
+    assert maintenance.resume(begun, staff) == ([], [running], [])  # it still writes its checkpoint
     running.move([Status.RUNNING], Status.PAUSED)
-    assert maintenance.resume(begun, staff) == ([running], [])
+    assert maintenance.resume(begun, staff) == ([running], [], [])
     running.refresh_from_db()
     paused_before.refresh_from_db()
     assert (running.status, paused_before.status) == (Status.QUEUED, Status.PAUSED)
-    assert maintenance.resume(begun, staff) == ([], [])
+    assert maintenance.resume(begun, staff) == ([], [], [])
 
 
 def test_losses_during_it_do_not_count(running: Job, staff: User) -> None:  # noqa: F811
@@ -106,3 +107,21 @@ def test_every_page_and_the_api_say_so(alice: User, staff: User, living_host: Ho
     assert "Takes no job during the maintenance" in browser.get("/").content.decode()
     (host,) = client_of(alice).get("/api/v1/system/all").json()["hosts"]
     assert "new power supply" in host["maintenance"]
+
+
+def test_a_job_whose_card_was_taken_out_stays_paused_and_keeps_no_other(
+    running: Job,  # noqa: F811
+    alice: User,
+    staff: User,
+) -> None:
+    other = make_job(alice)
+    assert dispatch.schedule() == 1
+    begun = maintenance.begin(None, staff)
+    maintenance.pause(begun, staff)
+    running.move([Status.RUNNING], Status.PAUSED)
+    running.attempts.update(started_at=timezone.now())
+    Gpu.objects.filter(pk=running.gpu_uuid).update(removed_at=timezone.now())
+    maintenance.end(begun)
+    resumed, pausing, [(kept, why)] = maintenance.resume(begun, staff)
+    assert (resumed, pausing, kept) == ([other], [], running)
+    assert running.gpu_uuid in why

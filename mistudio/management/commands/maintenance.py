@@ -68,15 +68,18 @@ class Command(BaseCommand):
         """One that is still writing its checkpoint is waited for: resumed half-way, it would count as lost."""
         line, began, count = Progress(self.stdout), time.monotonic(), 0
         while True:
-            resumed, pausing = maintenance.resume(begun, operator.account())
+            resumed, pausing, refused = maintenance.resume(begun, operator.account())
             count += len(resumed)
             if not pausing or time.monotonic() - began > limit:
                 break
             line.say(f"{len(pausing)} still pause")
             time.sleep(LOOK_SECONDS)
         line.done(
-            f"Resumed: {count} of the {len(begun.paused)} jobs that it asked to pause; the others had ended."
+            f"Resumed: {count} of the {len(begun.paused)} jobs that it asked to pause; the others had ended "
+            "or are named here."
         )
+        for job, why in refused:
+            self.stdout.write(f"stays paused: {where(job)}. {why}")
         for job in pausing:
             self.stdout.write(f"still pauses, resume it by hand: {where(job)}")
 
