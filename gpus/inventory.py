@@ -66,7 +66,12 @@ def _write_host(sight: Sight) -> Host:
         "backend_error": sight.backend_error,
         "agent_seen_at": timezone.now(),
     }
-    return Host.objects.update_or_create(name=sight.host, defaults=values)[0]
+    host, new = Host.objects.get_or_create(name=sight.host, defaults=values)
+    if (
+        not new
+    ):  # `update_or_create` would lock the host against a grant that refers to it, and has one of its cards
+        Host.objects.filter(pk=host.pk).update(**values)
+    return host
 
 
 def _write_card(host: Host, card: Card, rows: dict[str, Gpu], selectable: bool) -> list[GpuEvent]:

@@ -6,11 +6,9 @@ Its retry takes its place: whoever waited for the failed job waits for the retry
 
 from __future__ import annotations
 
-from itertools import chain
-
 from django.db import transaction
 
-from jobs import events
+from jobs import events, waits
 from jobs.exceptions import Conflict, JobRejected
 from jobs.models import FINAL, Job, JobEvent, JobInput, Status
 
@@ -49,21 +47,19 @@ def newest(job: Job) -> Job:
 # Going on -----------------------------------------------------------------------------------------------
 def take_over(old: Job, again: Job) -> None:
     """Whoever waits for `old` waits for its retry from now on, in the transaction that makes it."""
-    waiting = JobInput.objects.filter(source_job=old, artifact=None).exclude(job__status__in=FINAL)
-    after = old.followed_by.exclude(status__in=FINAL)
-    followers = {job.pk: job for job in chain((row.job for row in waiting.select_related("job")), after)}
-    waiting.update(source_job=again)
-    for job in after:
-        job.after.remove(old)
-        job.after.add(again)
-    for job in followers.values():
+    links = Job.after.through.objects.filter(to_job=old).exclude(from_job__status__in=FINAL)
+    inputs = JobInput.objects.filter(source_job=old, artifact=None).exclude(job__status__in=FINAL)
+    followers = [*links.values_list("from_job", flat=True), *inputs.values_list("job", flat=True)]
+    links.update(to_job=again)
+    inputs.update(source_job=again)
+    waits.wait_instead(old, again)
+    # Only those that the broken link held are queued again; who is held by a person stays so.
+    for job in Job.objects.filter(pk__in=followers, status=Status.HELD, failure_reason="input_failed"):
         go_on(job, f"its link {old} is retried as {again.pk}")
 
 
 def go_on(job: Job, why: str) -> None:
-    """Queue a job that a broken link held; one that a person holds stays held."""
-    held = job.status == Status.HELD and job.failure_reason == "input_failed"
-    if held and job.move([Status.HELD], Status.QUEUED, error="", failure_reason="", hint=""):
+    if job.move([Status.HELD], Status.QUEUED, error="", failure_reason="", hint=""):
         JobEvent.objects.create(job=job, event="released", detail=why, attempt=job.attempt)
         transaction.on_commit(lambda: events.changed(job))
 

@@ -210,10 +210,10 @@ def _lock_and_pick(job: Job, slots: Slots) -> int | None:
     None as well when the leases are not those that the job was placed by: their memory was not counted.
     """
     if slots.gpu is not None:
-        gpu = Gpu.objects.select_for_update().get(pk=slots.gpu.pk)
+        gpu = Gpu.objects.select_for_update(no_key=True).get(pk=slots.gpu.pk)
         most = {"batch": gpu.max_jobs, "interactive": gpu.interactive_slots} if gpu.enabled else {}
     else:
-        Host.objects.select_for_update().get(pk=slots.host.pk)
+        Host.objects.select_for_update(no_key=True).get(pk=slots.host.pk)
         most = slots.limits
     leases = list(Lease.objects.filter(resource=slots.resource, ended_at=None))
     if {lease.pk for lease in leases} - {lease.pk for lease in slots.leases}:

@@ -53,7 +53,7 @@ def refuse_too_many(user: Person, adding: int = 1) -> None:
 
 
 def lock(user: Person) -> None:
-    get_user_model().objects.select_for_update().get(pk=user.pk or 0)
+    get_user_model().objects.select_for_update(no_key=True).get(pk=user.pk or 0)
 
 
 def wait_of(running: int) -> Wait:

@@ -18,7 +18,7 @@ from jobs.artifacts import as_input, settle_inputs
 from jobs.exceptions import JobRejected
 from jobs.memory import disk_reserve_bytes, gib
 from jobs.models import FINAL, Job, JobEvent, Status
-from jobs.waits import Wait
+from jobs.waits import Wait, for_job
 
 
 def not_ready(job: Job) -> Wait | None:
@@ -27,17 +27,12 @@ def not_ready(job: Job) -> Wait | None:
     Raises `JobRejected` when it never can start.
     """
     if before := forerunner(job):
-        return Wait("after", f"after {named(before)}", job_id=str(before.pk))
+        return for_job("after", before)
     if source := source_pending(job):
-        return Wait("input", f"after {named(source)}", job_id=str(source.pk))
+        return for_job("input", source)
     if job.estimate is None:
         appraise(job)
     return None
-
-
-def named(link: Job) -> str:
-    """The job that others wait for, with its state where that does not end by itself."""
-    return f"{link} ({link.status})" if link.status in (Status.HELD, Status.PAUSED) else str(link)
 
 
 def forerunner(job: Job) -> Job | None:
@@ -105,5 +100,5 @@ def turn_away(job: Job, why: JobRejected) -> None:
 def leave_queue(job: Job, to: str, error: str, **values: Any) -> None:
     with transaction.atomic():
         if job.move([Status.QUEUED], to, error=error, **values):
-            JobEvent.objects.create(job=job, event=to, detail=error)
+            JobEvent.objects.create(job=job, event=to, detail=error, attempt=job.attempt)
             transaction.on_commit(lambda: events.changed(job))

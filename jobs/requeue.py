@@ -69,7 +69,7 @@ def card_lost(job: Job, attempt: Attempt, loss: Loss) -> bool:
 
 def never_started(job: Job, attempt: Attempt, detail: str) -> bool:
     """The launch never came up; queued again after a pause that doubles."""
-    failures = job.attempts.filter(outcome=Outcome.NEVER_STARTED).count()
+    failures = job.events.filter(event="never_started").count()
     first, longest = LAUNCH_BACKOFF_SECONDS
     pause = scaled(min(longest, first * 2 ** min(16, failures)))
     if last := logs.last_line(job):

@@ -22,7 +22,7 @@ from jobs.exceptions import Conflict
 from jobs.kind import Estimate, JobKind
 from jobs.models import Job, JobEvent, JobInput, Status
 from jobs.people import Person, is_staff
-from jobs.waits import Wait
+from jobs.waits import for_job
 
 #: Names stand in terminals, logs and mails, which obey some of these.
 NO_CONTROL_CHARACTERS = RegexValidator(
@@ -124,7 +124,7 @@ def once(user: Person, kind_name: str, data: Mapping[str, Any], make: Callable[.
     try:
         with transaction.atomic():
             return make(idempotency_key=key, request_digest=digest), True
-    except IntegrityError:  # the same request came twice at once
+    except (IntegrityError, ApiError):  # the same request came twice at once, and may have filled the queue
         again = _earlier(user, key, digest)
         if again is None:
             raise
@@ -251,8 +251,7 @@ def first_wait(plan: Plan) -> dict[str, Any]:
     sources = [item.job for item in plan.resolved if item.artifact is None]
     before = [("after", job) for job in plan.after if job.status != Status.SUCCEEDED]
     for reason, job in before + [("input", job) for job in sources if job is not None]:
-        wait = Wait(reason, f"after {job}", job_id=str(job.pk))
-        return {"waits_on": job, "waiting_for": wait.beginning()}
+        return {"waits_on": job, "waiting_for": for_job(reason, job).beginning()}
     return {}
 
 

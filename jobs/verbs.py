@@ -72,8 +72,10 @@ def _end_unclaimed(job: Job, to: Status) -> bool:
 
 
 def hold(job: Job, user: Person) -> Job:
-    """Keep a queued job from starting until it is released."""
-    if not job.move([Status.QUEUED], Status.HELD, waiting_for=None):
+    """Keep a queued job from starting until it is released; what it waits for then still is another job, no pause
+    after a launch."""
+    waiting_for = job.waiting_for if job.waits_on_id else None
+    if not job.move([Status.QUEUED], Status.HELD, waiting_for=waiting_for, not_before=None):
         job.refresh_from_db()
         raise Conflict(f"Only a queued job can be held; this one is {job.status}.")
     _story(job, Status.HELD, user)
@@ -83,11 +85,11 @@ def hold(job: Job, user: Person) -> Job:
 def release(job: Job, user: Person) -> Job:
     """Queue a held job; what held it is forgotten, and judged again. A job that it was only to come after, and that
     will not succeed any more, holds it no longer; an input that will not be made does (`Conflict`)."""
-    if job.status == Status.HELD:
+    with transaction.atomic():  # no link is dropped of a job that was released, or ended, by somebody else
+        if not job.move([Status.HELD], Status.QUEUED, error="", failure_reason="", hint=""):
+            job.refresh_from_db()
+            raise Conflict(f"Only a held job can be released; this one is {job.status}.")
         chains.let_go(job)
-    if not job.move([Status.HELD], Status.QUEUED, error="", failure_reason="", hint=""):
-        job.refresh_from_db()
-        raise Conflict(f"Only a held job can be released; this one is {job.status}.")
     _story(job, "released", user)
     tasks.ring_dispatch()
     return job

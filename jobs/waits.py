@@ -8,7 +8,7 @@ from typing import Any
 from django.utils import timezone
 
 from jobs import events
-from jobs.models import Job, Status
+from jobs.models import FINAL, Job, Status
 
 #: What a row remembers from one look to the next, whatever it waits for: the reading of a card that its work found
 #: too full, and since when others have been starting on the card that it waits for.
@@ -52,6 +52,17 @@ def note_wait(job: Job, wait: Wait) -> None:
     if Job.objects.filter(pk=job.pk, status=Status.QUEUED, attempt=job.attempt).update(**values):
         job.waiting_for = entry
         events.changed(job)
+
+
+def wait_instead(old: Job, again: Job) -> None:
+    """Whoever stood aside for `old`, ended or not, does so for `again`: two statements, however many they are."""
+    for reason in FOR_A_JOB:
+        waiting = Job.objects.filter(waits_on=old, waiting_for__reason=reason).exclude(status__in=FINAL)
+        waiting.update(waits_on=again, waiting_for=for_job(reason, again).beginning())
+
+
+def for_job(reason: str, job: Job) -> Wait:
+    return Wait(reason, f"after {job}", job_id=str(job.pk))
 
 
 def steps_aside(job: Job, wait: Wait) -> bool:

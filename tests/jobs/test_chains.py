@@ -9,10 +9,14 @@ import pytest
 from django.contrib.auth.models import User
 
 from gpus.models import Gpu
-from jobs import dispatch
+from jobs import chains, dispatch, verbs, waits
+from jobs.exceptions import Conflict
 from jobs.models import Artifact, Job, Status
 from monitor import topics
 from tests.conftest import client_of
+from tests.jobs.test_engine import keep_checkpoint
+from tests.jobs.test_queue import queries_of, queue_up
+from tests.jobs.test_states import make_job
 
 pytestmark = pytest.mark.django_db
 
@@ -151,3 +155,44 @@ def test_a_retry_still_waits_for_what_it_waited_for(chain: Chain) -> None:
     chain.press(chain.third, "cancel")
     again = chain.press(chain.third, "retry").data
     assert again["after"] == [chain.second]
+
+
+def test_whoever_waits_for_a_paused_job_waits_for_what_finalizes_it(chain: Chain) -> None:
+    """The paused one has not ended: nothing else would ever call its followers up."""
+    chain.ends(chain.first, Status.PAUSED)
+    keep_checkpoint(Job.objects.get(pk=chain.first))
+    made = chain.press(chain.first, "finalize").data["id"]
+    assert chain.see(chain.second)["waiting_for"]["job_id"] == made
+    chain.ends(made, Status.SUCCEEDED)
+    assert chain.see(chain.second)["status"] == "starting"
+
+
+def test_what_was_held_while_it_waited_still_says_for_what(chain: Chain) -> None:
+    chain.press(chain.second, "hold")
+    chain.press(chain.second, "release")
+    assert chain.see(chain.second)["waiting_for"]["job_id"] == chain.first
+    assert not Job.objects.filter(pk=chain.second, line__isnull=False).exists()
+
+
+def test_a_release_that_comes_too_late_drops_no_link(chain: Chain) -> None:
+    chain.ends(chain.first, Status.SUCCEEDED)
+    chain.ends(chain.second, Status.FAILED)
+    held = Job.objects.get(pk=chain.third)
+    chain.press(chain.third, "cancel")
+    with pytest.raises(Conflict):
+        verbs.release(held, held.owner)
+    assert held.after.exists()
+
+
+def test_a_retry_costs_the_same_however_many_wait_for_it(chain: Chain) -> None:
+    old = Job.objects.get(pk=chain.first)
+    costs = []
+    for count in (2, 30):
+        again = make_job(old.owner)
+        followers = queue_up(
+            old.owner, count, waits_on=old, waiting_for=waits.for_job("after", old).beginning()
+        )
+        old.followed_by.add(*followers)
+        costs.append(queries_of(lambda again=again: chains.take_over(old, again)))  # type: ignore[misc]
+        assert again.followed_by.count() == again.awaited_by.count() - (count == 2) >= count
+    assert costs[0] == costs[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -11,11 +12,14 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.contrib.auth.models import User
-from django.db import connections
+from django.db import connection, connections
 from django.utils import timezone
 
+from gpus import inventory
+from gpus.inventory import Sight
 from gpus.models import Gpu, Host
-from jobs import dispatch, submit
+from gpus.sampling import Card
+from jobs import dispatch, maintenance, submit
 from jobs.board import Board
 from jobs.memory import reserve_bytes
 from jobs.models import Job, Lease, Status
@@ -165,7 +169,8 @@ RACE = pytest.mark.django_db(transaction=True, available_apps=list(settings.INST
 
 @pytest.fixture
 def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No doorbell is rung: the rounds of this test are the only ones."""
+    """No doorbell is rung: the rounds of this test are the only ones, and have the time that they need."""
+    monkeypatch.setattr(dispatch, "ROUND_SECONDS", 60)
     monkeypatch.setattr("jobs.tasks.ring", lambda *args, **options: None)
 
 
@@ -227,6 +232,32 @@ def test_no_user_runs_one_job_too_many_when_two_cards_get_free_at_once(
         at_once(3, lambda granted=granted: dispatch.grant(*next(granted)))  # type: ignore[misc]
         assert Job.objects.filter(status=Status.STARTING).count() == 1
         cleared()
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite has no locks of rows")
+@RACE
+@pytest.mark.parametrize("other", ["agent", "maintenance"])
+def test_a_grant_and_who_waits_for_its_card_do_not_wait_for_each_other(
+    alice: User, living_host: Host, deaf: None, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    """A tick of the agent, or a maintenance, has the host's row and waits for the card's, which the grant has; at its
+    commit the grant looks at the host that it refers to."""
+    card = make_card(living_host, 0)
+    known = {"uuid": card.uuid, "index": 0, "name": card.name, "memory_total_bytes": GIB, "simulated": False}
+    sight = Sight(living_host.name, "b", cards=[Card(known)])
+    acts = {"agent": lambda: inventory.record(sight), "maintenance": lambda: maintenance.begin(None, alice)}
+    waiting = []
+
+    def meanwhile(point: str) -> None:
+        if point == "granting":
+            waiting.append(pool.submit(at_once, 1, acts[other]))
+            time.sleep(0.5)
+
+    monkeypatch.setattr(dispatch.faults, "point", meanwhile)
+    make_job(alice)
+    with ThreadPoolExecutor(1) as pool:
+        assert dispatch.schedule() == 1
+        waiting[0].result()
 
 
 def refreshed() -> None:

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from gpus import health
 from gpus.models import Gpu, Host, Pulse
-from jobs import dispatch, endings, losses, overtime, paths, recovery, remedies, requeue, takeover
+from jobs import dispatch, endings, losses, overtime, paths, recovery, remedies, requeue, takeover, verbs
 from jobs.context import WorkContext
 from jobs.exceptions import HandedOver
 from jobs.models import Attempt, Job, JobEvent, Lease, Outcome, Status
@@ -304,6 +304,30 @@ def test_launches_that_fail_again_and_again_show_in_health(
         free_all()
         found = health.state()
         assert (found["status"], found["checks"]["failed_launches"]) == (status, failures // 3)
+
+
+def test_only_launches_that_failed_make_the_next_one_wait_longer(alice: User, three_cards: list[Gpu]) -> None:
+    """A work that found its card too full came up."""
+    job = make_job(alice)
+    for _ in range(4):
+        run(job, keeper=False)
+        skip = {"gpu_uuid": "GPU-of-another", "at": timezone.now().isoformat()}
+        assert requeue.handed_back(job, attempt_of(job), "fuller than its reading said", skip)
+        free_all()
+    run(job, keeper=False)
+    assert requeue.never_started(job, attempt_of(job), "no keeper claimed the attempt")
+    job.refresh_from_db()
+    assert job.waiting_for["failures"] == 1
+
+
+def test_who_releases_a_job_does_not_wait_for_its_next_launch(alice: User, three_cards: list[Gpu]) -> None:
+    job = run(make_job(alice), keeper=False)
+    assert requeue.never_started(job, attempt_of(job), "no keeper claimed the attempt")
+    free_all()
+    assert dispatch.schedule() == 0
+    job.refresh_from_db()
+    verbs.release(verbs.hold(job, alice), alice)
+    assert dispatch.schedule() == 1
 
 
 # What broke it --------------------------------------------------------------------------------------------

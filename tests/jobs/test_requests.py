@@ -12,7 +12,7 @@ from django.contrib.auth.models import User
 from django.db import connections
 
 from gpus.models import Gpu
-from jobs import dispatch, submit
+from jobs import dispatch, groups, submit
 from jobs.models import Job, Status
 from tests.conftest import client_of
 from tests.jobs.test_states import make_job
@@ -77,6 +77,24 @@ def test_twenty_at_once_with_one_key_make_one_job(alice: User, three_cards: list
     assert len({job.pk for job, _ in made}) == 1
     assert sum(new for _, new in made) == 1
     assert Job.objects.count() == 1
+
+
+@pytest.mark.parametrize(("once", "steps"), [(submit.submit_once, 1), (groups.submit_once, [1, 2])])
+def test_the_twin_of_a_request_that_filled_the_queue_is_answered_with_its_job(
+    alice: User,
+    three_cards: list[Gpu],
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    once: Any,
+    steps: Any,
+) -> None:
+    """Both looked for an earlier one before either had queued."""
+    settings.MISTUDIO_USER_QUEUED_JOBS = 2 if isinstance(steps, list) else 1
+    body = {"steps": steps, "idempotency_key": "k"}
+    first, _ = once(alice, "rehearsal", body)
+    look, sees = submit._earlier, iter([False])
+    monkeypatch.setattr(submit, "_earlier", lambda *asked: look(*asked) if next(sees, True) else None)
+    assert once(alice, "rehearsal", body) == (first, False)
 
 
 def test_a_held_job_starts_when_it_is_released(post: Any) -> None:
