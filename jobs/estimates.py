@@ -49,9 +49,9 @@ def estimate_resolved(
     return estimate(kind, params, inputs, stage)
 
 
-def refuse_too_large(need: int | None, request: str) -> None:
+def refuse_too_large(need: int | None, request: str, board: Board | None = None) -> None:
     """400 when the estimate exceeds what the named card, or for `auto` every card, can ever hold."""
-    cards = [s for s in Board().cards() if s.gpu is not None and not is_split(s.gpu.info)]
+    cards = [s for s in (board or Board()).cards() if s.gpu is not None and not is_split(s.gpu.info)]
     wanted = choice.wanted(request)
     if isinstance(wanted, list):
         cards = [s for s in cards if s.gpu is not None and s.gpu.uuid in wanted]

@@ -17,6 +17,7 @@ from gpus import choice
 from gpus.rest import ApiError
 from jobs import chains, estimates, events, limits, paths, registry, tasks
 from jobs.artifacts import Resolved, as_input, resolve_all
+from jobs.board import Board
 from jobs.exceptions import Conflict
 from jobs.kind import Estimate, JobKind
 from jobs.models import Job, JobEvent, JobInput, Status
@@ -133,8 +134,10 @@ def _earlier(user: Person, key: str, digest: str) -> Job | None:
     return job
 
 
-def check(user: Person, kind_name: str, data: Mapping[str, Any], stage: str = "") -> Plan:
-    """Everything that can be known before queueing."""
+def check(
+    user: Person, kind_name: str, data: Mapping[str, Any], stage: str = "", board: Board | None = None
+) -> Plan:
+    """Everything that can be known before queueing; `board`, where the cards were looked at already."""
     kind = get_kind(kind_name)
     if not isinstance(data, Mapping):
         raise serializers.ValidationError({"non_field_errors": ["A JSON object is expected."]})
@@ -150,7 +153,7 @@ def check(user: Person, kind_name: str, data: Mapping[str, Any], stage: str = ""
     estimate = estimates.estimate_resolved(kind, own, resolved, stage)
     on_cards = [estimate] if needs_card else []
     for found in [*on_cards, *(estimates.estimate_resolved(kind, own, resolved, name) for name in later)]:
-        estimates.refuse_too_large(found.memory_bytes if found else None, gpu_request)
+        estimates.refuse_too_large(found.memory_bytes if found else None, gpu_request, board)
     return Plan(
         kind_name, kind, plain(own), common, gpu_request, needs_card, resolved, estimate, after, stage
     )
