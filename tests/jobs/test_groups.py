@@ -8,9 +8,10 @@ import pytest
 from django.contrib.auth.models import User
 
 from gpus.models import Gpu
-from jobs import registry
+from jobs import groups, registry
 from jobs.models import Job, JobGroup, Status
 from tests.conftest import client_of
+from tests.jobs.test_queue import queries_of
 
 pytestmark = pytest.mark.django_db
 SWEEP = {"steps": [1, 2, 3], "seconds_per_step": [0.1, 0.2], "name": "short ones"}
@@ -101,6 +102,14 @@ def test_a_fault_half_way_leaves_nothing(post: Any, monkeypatch: pytest.MonkeyPa
         post(**SWEEP)
     assert len(made) == 4
     assert not Job.objects.exists()
+
+
+def test_the_cards_are_looked_at_once_for_all_combinations(alice: User, three_cards: list[Gpu]) -> None:
+    costs = [
+        queries_of(lambda n=n: groups.check(alice, "rehearsal", {"steps": list(range(n))}))  # type: ignore[misc]
+        for n in (2, 22)
+    ]
+    assert costs[1] - costs[0] <= 3 * 20
 
 
 # Once ---------------------------------------------------------------------------------------------------
