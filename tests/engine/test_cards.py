@@ -105,14 +105,21 @@ def test_it_gives_back_memory_and_processes_after_a_cancel(system: System) -> No
     job = system.submit("rehearsal", gpu=0, steps=10_000, memory_mib=300, children=2, checkpoint_every=5)
     system.wait(job["id"], "running")
     assert wait_for_memory(system, lambda used: used >= 300 * 2**20)
-    orphans = [pid for pid, command in system.ours() if command.startswith("sleep 600")]
-    assert len(orphans) == 2
+    wait_for_orphans(system, 2)
     status, _ = system.call("POST", f"jobs/{job['id']}/cancel")
     assert status == 202
     assert system.wait(job["id"])["status"] == "cancelled"
     system.wait_for_free_cards()
     assert not [pid for pid, command in system.ours() if command.startswith("sleep 600")]
     assert wait_for_memory(system, lambda used: used < 50 * 2**20)
+
+
+def wait_for_orphans(system: System, count: int) -> None:
+    """The work starts them once it has its memory."""
+    deadline = time.monotonic() + 10
+    while len([pid for pid, command in system.ours() if command.startswith("sleep 600")]) != count:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def wait_for_memory(system: System, holds: Callable[[int], bool]) -> bool:
