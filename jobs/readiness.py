@@ -27,17 +27,12 @@ def not_ready(job: Job) -> Wait | None:
     Raises `JobRejected` when it never can start.
     """
     if before := forerunner(job):
-        return Wait("after", f"after {named(before)}", job_id=str(before.pk))
+        return Wait("after", f"after {before}", job_id=str(before.pk))
     if source := source_pending(job):
-        return Wait("input", f"after {named(source)}", job_id=str(source.pk))
+        return Wait("input", f"after {source}", job_id=str(source.pk))
     if job.estimate is None:
         appraise(job)
     return None
-
-
-def named(link: Job) -> str:
-    """The job that others wait for, with its state where that does not end by itself."""
-    return f"{link} ({link.status})" if link.status in (Status.HELD, Status.PAUSED) else str(link)
 
 
 def forerunner(job: Job) -> Job | None:

@@ -13,6 +13,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from gpus.models import Gpu
 from jobs import groups
 from jobs.models import Job, JobGroup, JobInput, JobMetric, Status
 from monitor import figures
@@ -100,6 +101,15 @@ def test_a_group_is_one_line(group: JobGroup, alice: User, bob: User) -> None:
     assert f'href="/groups/{group.pk}/"' not in page_of(bob, "/jobs/rows/")
     assert page_of(alice, "/jobs/rows/?status=running").count("<tr id=") == 1
     assert page_of(alice, "/jobs/rows/?status=paused").count("<tr id=") == 0
+
+
+def test_its_line_names_the_cards_that_it_waits_for(
+    group: JobGroup, alice: User, three_cards: list[Gpu]
+) -> None:
+    groups.members(group).filter(status=Status.RUNNING).update(
+        status=Status.QUEUED, gpu_wanted=three_cards[2].uuid
+    )
+    assert "small ones 4 jobs Train SAE alice 2 failed" in text_of(page_of(alice, "/jobs/rows/"))
 
 
 def test_its_jobs_are_asked_for(group: JobGroup, alice: User) -> None:
