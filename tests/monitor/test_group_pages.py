@@ -128,6 +128,13 @@ def test_a_page_counts_lines_not_jobs(group: JobGroup, alice: User) -> None:
 
 
 # A job and its neighbours -------------------------------------------------------------------------------
+def test_a_finalize_is_not_called_a_retry(group: JobGroup, alice: User) -> None:
+    failed = groups.members(group).last()
+    end = Job.objects.create(kind="sae_training", name="end", owner=alice, stage="finalize", retry_of=failed)
+    assert "finalizes k 64" in text_of(page_of(alice, f"/jobs/{end.pk}/"))
+    assert "finalized as end queued" in text_of(page_of(alice, f"/jobs/{failed.pk}/"))
+
+
 def test_a_job_names_its_group_retries_and_chain(group: JobGroup, alice: User) -> None:
     failed = groups.members(group).last()
     waiting = Job.objects.create(
