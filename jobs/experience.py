@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 from django.conf import settings
@@ -19,6 +20,8 @@ from jobs.models import Job, Status
 
 #: So many of the newest jobs are asked; rates follow what the host does now.
 NEWEST, NEWEST_RATES = 50, 10
+#: The larger of two jobs does so many times the work of the smaller, or their difference says nothing.
+APART = 2
 #: Beyond the largest share of its formula that a job took.
 MARGIN = 1.05
 #: A formula is lowered only where so many jobs took less, and never by more than this.
@@ -38,11 +41,6 @@ class Past:
     def share(self) -> float | None:
         return self.peak / self.formula if self.peak and self.formula else None
 
-    @property
-    def rate(self) -> float | None:
-        """Seconds per unit of work."""
-        return self.seconds / self.work if self.seconds and self.work else None
-
 
 def corrected(estimate: Estimate, kind: JobKind, needs_card: bool) -> Estimate:
     """The formula's estimate by what was measured; `breakdown` remains the formula's. Never below what a job of this
@@ -53,10 +51,21 @@ def corrected(estimate: Estimate, kind: JobKind, needs_card: bool) -> Estimate:
         factor, basis = factor_of(shares), f"measured on {len(shares)} job{'s'[: len(shares) > 1]}"
         if factor != 1:
             estimate = replace(estimate, memory_bytes=math.ceil(estimate.memory_bytes * factor), basis=basis)
-    rates = [p.rate for p in past if p.rate][:NEWEST_RATES]
-    if rates and estimate.work:
-        return replace(estimate, seconds=round(statistics.median(rates) * estimate.work, 1))
+    took = [(p.work, p.seconds) for p in past if p.work and p.seconds][:NEWEST_RATES]
+    if took and estimate.work:
+        start, rate = line(took)
+        return replace(estimate, seconds=round(start + rate * estimate.work, 1))
     return estimate
+
+
+def line(took: list[tuple[float, float]]) -> tuple[float, float]:
+    """Seconds that a job takes whatever its size, and seconds per unit of work: the median over all pairs of jobs
+    (Theil-Sen). Where the jobs are of one size, or do not tell, all seconds are of the work."""
+    pairs = [pair for pair in combinations(sorted(took), 2) if pair[1][0] >= APART * pair[0][0]]
+    rate = statistics.median([(s2 - s1) / (w2 - w1) for (w1, s1), (w2, s2) in pairs] or [0.0])
+    if rate <= 0:
+        return 0.0, statistics.median(seconds / work for work, seconds in took)
+    return max(0.0, statistics.median(seconds - rate * work for work, seconds in took)), rate
 
 
 def factor_of(shares: list[float]) -> float:

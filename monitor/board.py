@@ -155,8 +155,8 @@ def queue(user: User, gpus: dict[str, Gpu]) -> dict[str, Any]:
     states = [known.filter(status=status) for status in (Status.STARTING, Status.QUEUED)]
     jobs = list(chain.from_iterable(jobs[:QUEUE_LENGTH] for jobs in states))[:QUEUE_LENGTH]
     places.tell(jobs)
-    remaining = words.remaining_of(jobs)
-    rows = [{"job": job, "why": words.why_waiting(job, gpus, remaining, may_see(job, user))} for job in jobs]
+    before = words.forerunners(jobs)
+    rows = [{"job": job, "why": words.why_waiting(job, gpus, before, may_see(job, user))} for job in jobs]
     return {"rows": rows, "more": max(0, sum(jobs.count() for jobs in states) - len(rows))}
 
 

@@ -64,11 +64,11 @@ def one_per_group(jobs: QuerySet[Job]) -> QuerySet[Job]:
 
 def rows(jobs: list[Job], user: User, gpus: Mapping[str, Any], *, together: bool) -> list[dict[str, Any]]:
     """The lines of these jobs; `together`: a job of a group stands for the group."""
-    remaining, by_group = words.remaining_of(jobs), grouped(jobs) if together else {}
+    before, by_group = words.forerunners(jobs), grouped(jobs) if together else {}
     return [
         group_row(job, user, by_group[job.group_id])
         if job.group_id in by_group
-        else row(job, user, gpus, remaining)
+        else row(job, user, gpus, before)
         for job in jobs
     ]
 
@@ -104,10 +104,10 @@ def asked_cards(members: list[Job]) -> set[str]:
     return {uuid for request in wanted if not request.startswith("auto") for uuid in request.split(",")}
 
 
-def row(job: Job, user: User, gpus: Mapping[str, Any], remaining: Mapping[str, Any]) -> dict[str, Any]:
+def row(job: Job, user: User, gpus: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     waits = job.status in (Status.QUEUED, Status.STARTING)
     see = may_see(job, user)
-    why = words.why_waiting(job, gpus, remaining, see) if waits else None
+    why = words.why_waiting(job, gpus, before, see) if waits else None
     return {"job": job, "why": why, "see": see}
 
 

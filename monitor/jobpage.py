@@ -47,7 +47,7 @@ def context(job: Job, user: User) -> dict[str, Any]:
 
 def why_waiting(job: Job, gpus: Mapping[str, Gpu], see: bool) -> words.Said | None:
     waits = job.status in (Status.QUEUED, Status.STARTING)
-    return words.why_waiting(job, gpus, words.remaining_of([job]), see) if waits else None
+    return words.why_waiting(job, gpus, words.forerunners([job]), see) if waits else None
 
 
 def details(job: Job, kind: JobKind | None, gpus: Mapping[str, Gpu]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from monitor.templatetags.show import ago, duration, since, size
 TROUBLE = ("host_lost", "lost", "quarantined", "removed")
 
 Said = dict[str, Any]
+Forerunners = Mapping[str, Mapping[str, Any]]
 
 
 def said(text: str, *, bad: bool = False, **more: Any) -> Said:
@@ -105,6 +106,8 @@ def lost_card(info: shapes.Info) -> Said:
 # Jobs ---------------------------------------------------------------------------------------------------
 #: Reasons to wait that do not end by themselves.
 NEEDS_A_PERSON = ("host", "driver", "outside")
+#: States of a job that others wait for, which do not end by themselves either.
+DO_NOT_GO_ON = (Status.HELD, Status.PAUSED)
 #: Why a job waits, for those who may not read the details.
 REASONS = {
     "after": "waits for another job to succeed",
@@ -131,16 +134,17 @@ AROUND = {
 }
 
 
-def remaining_of(jobs: Iterable[Job]) -> dict[str, float | None]:
-    """Seconds that the jobs which others wait for still need, as they say now."""
+def forerunners(jobs: Iterable[Job]) -> Forerunners:
+    """Of the jobs which others wait for: their state, and the seconds that they still need, as they say now."""
     ids = {job.waiting_for["job_id"] for job in jobs if job.waiting_for and job.waiting_for.get("job_id")}
-    rows = Job.objects.filter(pk__in=ids).values_list("pk", "progress")
-    return {str(pk): (progress or {}).get("eta_seconds") for pk, progress in rows}
+    rows = Job.objects.filter(pk__in=ids).values_list("pk", "status", "progress")
+    return {
+        str(pk): {"status": status, "eta_seconds": (progress or {}).get("eta_seconds")}
+        for pk, status, progress in rows
+    }
 
 
-def why_waiting(
-    job: Job, gpus: Mapping[str, Gpu], remaining: Mapping[str, float | None], see: bool = True
-) -> Said:
+def why_waiting(job: Job, gpus: Mapping[str, Gpu], before: Forerunners, see: bool = True) -> Said:
     """Why this job does not run yet, and for about how long; only the reason to those who may not see the job."""
     if job.status == Status.STARTING:
         return said(f"starting on {card_word(job.gpu_uuid, gpus)}" if job.gpu_uuid else "starting")
@@ -148,11 +152,12 @@ def why_waiting(
     sentence = reason_to_wait(waits, see)
     if waits.get("reason") == "launch":
         return said(f"{sentence}; tried again {soon(job.not_before)}")
-    seconds = waits.get("eta_seconds")
-    if waits.get("reason") != "turn":  # which counts all who stand before it
-        seconds = remaining.get(str(waits.get("job_id")), seconds)
-    if seconds:
-        sentence += f", about {duration(seconds)}"
+    first = before.get(str(waits.get("job_id")))
+    if first and see and first["status"] in DO_NOT_GO_ON:
+        return said(f"{sentence}; that one is {first['status']}", bad=True)
+    told = waits if waits.get("reason") == "turn" else first or waits  # a turn counts all who stand before it
+    if told.get("eta_seconds"):
+        sentence += f", about {duration(told['eta_seconds'])}"
     return said(sentence, bad=waits.get("reason") in NEEDS_A_PERSON)
 
 

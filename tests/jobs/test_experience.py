@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from gpus.models import Gpu
 from jobs import estimates, peaks, registry
-from jobs.experience import MARGIN
+from jobs.experience import MARGIN, line
 from jobs.interp.sizes import CUDA_BYTES
 from jobs.kind import Estimate
 from jobs.memory import GIB, MIB
@@ -101,6 +101,15 @@ def test_seconds_follow_the_middle_of_the_last_rates(
         done(alice, peak=1, seconds=seconds)
     done(alice, peak=1, seconds=9000, attempt=2)  # waited somewhere in between
     assert asked().seconds == 180.0
+
+
+def test_what_every_job_takes_is_not_multiplied_with_the_work() -> None:
+    """60 s of evaluation after each training: a small one takes about a minute, a hundred times as much two."""
+    took = [(100.0, 61.0), (110.0, 59.0), (1000.0, 66.0), (2000.0, 74.0), (100.0, 300.0), (5000.0, 91.0)]
+    start, rate = line(took)
+    assert (start, rate) == (pytest.approx(60, abs=2), pytest.approx(0.006, abs=0.001))
+    assert line([(100.0, 60.0), (110.0, 50.0)]) == (0.0, pytest.approx((0.6 + 50 / 110) / 2))
+    assert line([(100.0, 60.0), (1000.0, 50.0)]) == (0.0, pytest.approx((0.6 + 0.05) / 2))
 
 
 def test_the_form_says_what_it_goes_by(alice: User, three_cards: list[Gpu]) -> None:

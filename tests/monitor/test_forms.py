@@ -122,6 +122,14 @@ def test_a_field_with_an_error_is_not_hidden_under_more(alice: User, three_cards
     assert page.index('id="f-children"') < page.index("<summary>More</summary>")
 
 
+def test_what_is_not_the_default_is_not_hidden_under_more(alice: User, three_cards: list[Gpu]) -> None:
+    client = signed_in(alice)
+    assert "<details><summary>More</summary>" in client.get("/new/sae_training/").content.decode()
+    typed = {"name": "", "template_name": "mine", "batch_size": "512"}
+    kept = client.post("/new/sae_training/template/", typed).content.decode()
+    assert "<details open><summary>More</summary>" in kept
+
+
 def test_a_good_form_queues_the_job_on_the_named_card(alice: User, three_cards: list[Gpu]) -> None:
     typed = {"name": "mine", "steps": "7", "on_card": "true", "gpu": three_cards[1].uuid}
     answer = signed_in(alice).post("/new/rehearsal/", typed)

@@ -13,6 +13,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from gpus.models import Gpu
 from jobs import groups
 from jobs.models import Job, JobGroup, JobInput, JobMetric, Status
 from monitor import figures, joblist
@@ -102,6 +103,15 @@ def test_a_group_is_one_line(group: JobGroup, alice: User, bob: User) -> None:
     assert page_of(alice, "/jobs/rows/?status=paused").count("<tr id=") == 0
 
 
+def test_its_line_names_the_cards_that_it_waits_for(
+    group: JobGroup, alice: User, three_cards: list[Gpu]
+) -> None:
+    groups.members(group).filter(status=Status.RUNNING).update(
+        status=Status.QUEUED, gpu_wanted=three_cards[2].uuid
+    )
+    assert "small ones 4 jobs Train SAE alice 2 failed" in text_of(page_of(alice, "/jobs/rows/"))
+
+
 def test_its_jobs_are_asked_for(group: JobGroup, alice: User) -> None:
     assert page_of(alice, f"/jobs/rows/?group={group.pk}").count('<tr id="job-') == 4
     assert page_of(alice, f"/jobs/rows/?groups={group.pk},nonsense").count('<tr id="group-') == 1
@@ -118,6 +128,13 @@ def test_a_page_counts_lines_not_jobs(group: JobGroup, alice: User) -> None:
 
 
 # A job and its neighbours -------------------------------------------------------------------------------
+def test_a_finalize_is_not_called_a_retry(group: JobGroup, alice: User) -> None:
+    failed = groups.members(group).last()
+    end = Job.objects.create(kind="sae_training", name="end", owner=alice, stage="finalize", retry_of=failed)
+    assert "finalizes k 64" in text_of(page_of(alice, f"/jobs/{end.pk}/"))
+    assert "finalized as end queued" in text_of(page_of(alice, f"/jobs/{failed.pk}/"))
+
+
 def test_a_job_names_its_group_retries_and_chain(group: JobGroup, alice: User) -> None:
     failed = groups.members(group).last()
     waiting = Job.objects.create(

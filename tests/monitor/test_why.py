@@ -180,5 +180,16 @@ def test_the_sentence_of_every_reason(alice: User, reason: str, detail: str, tol
     assert not detail or detail not in reduced
 
 
+def test_who_waits_for_a_held_job_says_so(alice: User) -> None:
+    first = make_job(alice, status=Status.HELD, progress={"eta_seconds": 60})
+    waits = {"reason": "after", "detail": "after first", "job_id": str(first.pk)}
+    job = make_job(alice, waiting_for=waits)
+    why = words.why_waiting(job, {}, words.forerunners([job]))
+    assert why == {"text": "after first; that one is held", "bad": True}
+    assert "held" not in words.why_waiting(job, {}, words.forerunners([job]), see=False)["text"]
+    first.move([Status.HELD], Status.QUEUED)
+    assert words.why_waiting(job, {}, words.forerunners([job]))["text"] == "after first, about 1 min"
+
+
 def test_a_job_that_nobody_looked_at_yet_is_about_to_start(alice: User) -> None:
     assert words.why_waiting(make_job(alice), {}, {})["text"] == "about to start"

@@ -45,7 +45,8 @@ class Command(BaseCommand):
             action="append",
             default=[],
             metavar="KEY=VALUE",
-            help="a parameter; the value is JSON, or a text as it stands",
+            help="a parameter, or after, hold, priority, time_limit_seconds; the value is JSON, or a text as it "
+            "stands; a list such as k=[8,16] makes a job for each value",
         )
         parser.add_argument(
             "--json", metavar="FILE", help="parameters as a JSON object; - reads standard input"
