@@ -24,7 +24,7 @@ AFTER = "Retry that job: this one then waits for the retry. Or release this one 
 def broken(waited: str, link: Job, hint: str) -> JobRejected:
     """The refusal of a job whose link will not succeed any more; it names the link and what became of it."""
     why = f": {shortened(link.error)}" if link.error else "."
-    sentence = f"{waited} {link} (job {link.pk}), which ended {link.status}{why}"
+    sentence = f"{waited} {link}, which ended {link.status} (job {link.pk}){why}"
     return JobRejected(sentence, reason="input_failed", hint=hint)
 
 

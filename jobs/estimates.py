@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from gpus import choice
+from gpus.models import Gpu
 from gpus.readings import is_split
 from gpus.rest import ApiError
 from jobs import experience
 from jobs.artifacts import Resolved, as_input
-from jobs.board import Board, Slots
 from jobs.kind import Estimate, Input, JobKind
-from jobs.memory import gib
+from jobs.memory import CardMemory, gib
 
 #: Private memory of a work process with torch and transformers imported and nothing loaded: measured with
 #: `bench/work_base_cost.py` (simulated cards and CPU only; a CUDA context is the kind's own line).
@@ -49,15 +49,15 @@ def estimate_resolved(
     return estimate(kind, params, inputs, stage)
 
 
-def refuse_too_large(need: int | None, request: str, board: Board | None = None) -> None:
+def refuse_too_large(need: int | None, request: str) -> None:
     """400 when the estimate exceeds what the named card, or for `auto` every card, can ever hold."""
-    cards = [s for s in (board or Board()).cards() if s.gpu is not None and not is_split(s.gpu.info)]
-    wanted = choice.wanted(request)
-    if isinstance(wanted, list):
-        cards = [s for s in cards if s.gpu is not None and s.gpu.uuid in wanted]
-    if need is None or not cards or any(could_hold(slots, need) for slots in cards):
+    if need is None:
         return
-    largest = max((s.memory.capacity or 0 for s in cards), default=0)
+    wanted = choice.wanted(request)
+    capacities = [capacity(gpu) for gpu in cards(wanted)]
+    if not capacities or any(most is None or most >= need for most in capacities):
+        return
+    largest = max(most for most in capacities if most is not None)
     raise ApiError(
         400,
         "model_too_large",
@@ -69,6 +69,14 @@ def refuse_too_large(need: int | None, request: str, board: Board | None = None)
     )
 
 
-def could_hold(slots: Slots, need: int) -> bool:
-    capacity = slots.memory.capacity
-    return capacity is None or capacity >= need
+def cards(wanted: list[str] | int) -> list[Gpu]:
+    """Those that a request may mean, whatever they do now; one query, for a sweep asks for each of its jobs."""
+    known = Gpu.objects.filter(pk__in=wanted) if isinstance(wanted, list) else Gpu.objects.all()
+    found = known.only("memory_total_bytes", "reading", "info")
+    return [gpu for gpu in found if not is_split(gpu.info)]
+
+
+def capacity(gpu: Gpu) -> int | None:
+    """What a job could ever have of this card, in bytes; None where the driver does not say."""
+    driver = gpu.reading.get("memory_reserved_bytes") or 0
+    return CardMemory(gpu.memory_total_bytes, None, driver=driver).capacity

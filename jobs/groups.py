@@ -19,7 +19,6 @@ from rest_framework.serializers import ValidationError
 
 from gpus.rest import ApiError, body, flattened
 from jobs import limits, submit, verbs
-from jobs.board import Board
 from jobs.exceptions import Conflict
 from jobs.kind import JobKind
 from jobs.models import FINAL, WAITING, Job, JobGroup
@@ -69,10 +68,10 @@ def value_words(value: Any) -> str:
 def check(user: Person, kind_name: str, data: Values) -> list[Plan]:
     """A plan for every combination. Raises the refusal of the first bad one, which is named in it."""
     kind = submit.get_kind(kind_name)
-    plans, refusals, board = [], [], Board()
+    plans, refusals = [], []
     for chosen in combinations(swept(kind, data)):
         try:
-            plans.append(submit.check(user, kind_name, {**data, **chosen}, board=board))
+            plans.append(submit.check(user, kind_name, {**data, **chosen}))
         except (ValidationError, ApiError) as refusal:
             refusals.append((chosen, refusal))
     if refusals:
@@ -84,10 +83,10 @@ def check(user: Person, kind_name: str, data: Values) -> list[Plan]:
 def appraise(user: Person, kind_name: str, data: Values) -> dict[str, Any]:
     """Of a request that may be half filled: how many jobs, the combination that needs the most memory, and the seconds
     of all together (`None` unless every one is known). Raises `ValidationError` for too many."""
-    chosen_by, estimates, board = combinations(swept(submit.get_kind(kind_name), data)), [], Board()
+    chosen_by, estimates = combinations(swept(submit.get_kind(kind_name), data)), []
     for chosen in chosen_by:
         with suppress(ValidationError, ApiError):
-            estimate = submit.check(user, kind_name, {**data, **chosen}, board=board).estimate
+            estimate = submit.check(user, kind_name, {**data, **chosen}).estimate
             estimates.append((chosen, estimate))
     known = [(chosen, estimate) for chosen, estimate in estimates if estimate]
     largest = max(known, key=lambda pair: pair[1].memory_bytes or 0, default=(chosen_by[0], None))[0]

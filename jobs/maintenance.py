@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
-from rest_framework.exceptions import ValidationError
+from rest_framework.exceptions import APIException
 
+from gpus import rest
 from gpus.models import Gpu, Host, Maintenance
-from gpus.rest import ApiError, body
 from jobs import tasks, verbs
 from jobs.exceptions import Conflict
 from jobs.models import ACTIVE, Job, Lease, Status
@@ -18,7 +20,8 @@ from jobs.people import Person
 def begin(host: Host | None, user: Person, note: str = "") -> Maintenance:
     """From its commit on nothing is granted there. One that is in force already goes on."""
     with transaction.atomic():
-        # A grant looks under the lock of its host or card: it comes before all of this, or sees it.
+        # A grant looks under the lock of its host or card: it comes before all of this, or sees it. `no_key`: with a
+        # card in its hand, it writes rows that point at the host.
         list(Host.objects.select_for_update(no_key=True).order_by("pk"))
         list(Gpu.objects.select_for_update(no_key=True).order_by("pk"))
         known = Maintenance.in_force().filter(host=host).first()
@@ -45,25 +48,32 @@ def end(maintenance: Maintenance) -> None:
     tasks.ring_dispatch()
 
 
-def resume(maintenance: Maintenance, user: Person) -> tuple[list[Job], list[Job], list[tuple[Job, str]]]:
-    """Queue again what it paused, but not what was resumed (or ended) since. Also: who is still on the way to a pause,
-    and who stays paused, with the reason: a card that was taken out is not swapped."""
-    resumed: list[Job] = []
-    pausing: list[Job] = []
-    refused: list[tuple[Job, str]] = []
+class Resumed(NamedTuple):
+    jobs: list[Job]
+    pausing: list[Job]  # still on the way to a pause
+    refused: list[tuple[Job, str]]  # such as one whose card was taken out; and why
+
+
+def resume(maintenance: Maintenance, user: Person) -> Resumed:
+    """Queue again what it paused, but not what was resumed (or ended) since."""
+    found = Resumed([], [], [])
     for job in Job.objects.filter(pk__in=maintenance.paused).select_related("owner", "host"):
         if job.attempt != maintenance.paused[str(job.pk)] or job.pause_requested_at is None:
             continue
-        if job.status in ACTIVE:
-            pausing.append(job)
-        elif job.status == Status.PAUSED:
-            try:
-                resumed.append(verbs.resume(job, user))
-            except Conflict:  # somebody else has just resumed or cancelled it
-                continue
-            except (ApiError, ValidationError) as refusal:
-                refused.append((job, body(refusal)["detail"]))
-    return resumed, pausing, refused
+        if job.status == Status.PAUSED:
+            resume_one(job, user, found)
+        elif job.status in ACTIVE:
+            found.pausing.append(job)
+    return found
+
+
+def resume_one(job: Job, user: Person, found: Resumed) -> None:
+    try:
+        found.jobs.append(verbs.resume(job, user))
+    except Conflict:  # somebody else was first
+        return
+    except APIException as error:
+        found.refused.append((job, rest.body(error)["detail"]))
 
 
 def running(host: Host | None = None) -> QuerySet[Job]:

@@ -54,6 +54,8 @@ def about(job: Job) -> dict[str, Any]:
 def _who_wants(job: Job) -> Iterator[str]:
     from jobs.models import MailChoice
 
+    if not job.owner.is_active:
+        return
     choice = MailChoice.objects.filter(user=job.owner).first()
     when = choice.when if choice else MailChoice.When.FAILURE
     if when == MailChoice.When.ALWAYS or (when == MailChoice.When.FAILURE and job.status in FAILURES):

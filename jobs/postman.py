@@ -38,7 +38,7 @@ from jobs.version import VERSION
 logger = logging.getLogger(__name__)
 
 ROUND_SECONDS = 60.0
-#: A silence of the receiver, and all that it may take for one message.
+#: A silence of the receiver, and all that a webhook may take for one message.
 TIMEOUT_SECONDS, LIMIT_SECONDS = 5.0, 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 10.0, 3600.0
 #: So long after its claim, a message whose postman was killed is due again.
@@ -104,6 +104,10 @@ def deliver(message: Message) -> bool:
     except Undelivered as why:
         put_off(message, str(why))
         return False
+    except Exception as error:  # a fault of ours with this one; those behind it are not to wait for it
+        logger.exception("%s", message)
+        put_off(message, f"It could not be sent: {type(error).__name__}.")
+        return False
     now = timezone.now()
     Message.objects.filter(pk=message.pk).update(sent_at=now, due_at=None, last_error="")
     return True
@@ -157,7 +161,7 @@ def post(url: SplitResult, body: bytes, headers: dict[str, str]) -> int:
         return connection.getresponse().status
     except TimeoutError:
         raise Undelivered(f"{url.hostname} did not answer within {TIMEOUT_SECONDS:.0f} s.") from None
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:
         raise Undelivered(f"{url.hostname} could not be reached: {type(error).__name__}.") from None
     finally:
         guard.cancel()
@@ -186,6 +190,8 @@ def send_email(message: Message) -> str:
         mail.send()
     except smtplib.SMTPRecipientsRefused:
         raise Undelivered(f"{url.hostname} does not take mail for this address.") from None
+    except ValueError as error:  # of Django, before anything is sent
+        raise Undelivered(f"No mail can be written with these addresses: {type(error).__name__}.") from None
     except (OSError, smtplib.SMTPException) as error:
         raise Undelivered(f"{url.hostname} did not take the mail: {type(error).__name__}.") from None
     return f"{url.hostname} took the mail for {message.address}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from django.core.validators import RegexValidator
 from django.db import IntegrityError, transaction
 from rest_framework import serializers
 
@@ -17,12 +18,16 @@ from gpus import choice
 from gpus.rest import ApiError
 from jobs import chains, estimates, events, limits, paths, registry, tasks
 from jobs.artifacts import Resolved, as_input, resolve_all
-from jobs.board import Board
 from jobs.exceptions import Conflict
 from jobs.kind import Estimate, JobKind
 from jobs.models import Job, JobEvent, JobInput, Status
 from jobs.people import Person, is_staff
 from jobs.waits import for_job
+
+#: Names stand in terminals, logs and mails, which obey some of these.
+NO_CONTROL_CHARACTERS = RegexValidator(
+    r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z", "A name is one line without control characters."
+)
 
 
 class SubmitFields(serializers.Serializer):
@@ -34,7 +39,11 @@ class SubmitFields(serializers.Serializer):
         help_text="auto (default), an index of gpu-list, or a card's UUID. A named card is never swapped.",
     )
     name = serializers.CharField(
-        required=False, allow_blank=True, max_length=120, help_text="A name for the job."
+        required=False,
+        allow_blank=True,
+        max_length=120,
+        validators=[NO_CONTROL_CHARACTERS],
+        help_text="A name for the job.",
     )
     priority = serializers.IntegerField(
         required=False, default=0, min_value=-100, max_value=100, help_text="Above 0 is for staff."
@@ -134,10 +143,8 @@ def _earlier(user: Person, key: str, digest: str) -> Job | None:
     return job
 
 
-def check(
-    user: Person, kind_name: str, data: Mapping[str, Any], stage: str = "", board: Board | None = None
-) -> Plan:
-    """Everything that can be known before queueing; `board`, where the cards were looked at already."""
+def check(user: Person, kind_name: str, data: Mapping[str, Any], stage: str = "") -> Plan:
+    """Everything that can be known before queueing."""
     kind = get_kind(kind_name)
     if not isinstance(data, Mapping):
         raise serializers.ValidationError({"non_field_errors": ["A JSON object is expected."]})
@@ -153,7 +160,7 @@ def check(
     estimate = estimates.estimate_resolved(kind, own, resolved, stage)
     on_cards = [estimate] if needs_card else []
     for found in [*on_cards, *(estimates.estimate_resolved(kind, own, resolved, name) for name in later)]:
-        estimates.refuse_too_large(found.memory_bytes if found else None, gpu_request, board)
+        estimates.refuse_too_large(found.memory_bytes if found else None, gpu_request)
     return Plan(
         kind_name, kind, plain(own), common, gpu_request, needs_card, resolved, estimate, after, stage
     )
@@ -190,6 +197,8 @@ def _check_priority(user: Person, priority: int) -> None:
 def _after(user: Person, ids: list[UUID]) -> list[Job]:
     """The jobs to wait for, each the user's own (or anybody's, for staff) and still able to succeed; for one that was
     retried, its retry."""
+    if not ids:
+        return []
     mine = (
         Job.objects.filter(pk__in=ids) if is_staff(user) else Job.objects.filter(pk__in=ids, owner_id=user.pk)
     )

@@ -6,17 +6,27 @@ import os
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 from django.conf import settings
-from django.db import connection, connections
+from django.db import DatabaseError, connection, connections
 
 Say = Callable[[str], None]
 #: What lets somebody in now, and is no part of a backup.
 LEFT_OUT = ("django_session", "monitor_onetimekey")
 PAGES = 4096  # 16 MiB a step
+#: How PostgreSQL's tools take what the settings say; without `sslmode` they would trust servers that we do not.
+ENVIRONMENT = {
+    "PGHOST": "HOST",
+    "PGPORT": "PORT",
+    "PGUSER": "USER",
+    "PGPASSWORD": "PASSWORD",
+    "PGDATABASE": "NAME",
+    **{f"PG{key.upper()}": key for key in ("sslmode", "sslrootcert", "sslcert", "sslkey", "connect_timeout")},
+}
 
 
 class Damaged(Exception):
@@ -25,6 +35,10 @@ class Damaged(Exception):
 
 class Missing(Exception):
     """A tool that is not on the PATH."""
+
+
+#: What a command says as its own sentence: a database that cannot be read fails before its check can.
+FAULTS = (Damaged, Missing, OSError, DatabaseError, sqlite3.Error)
 
 
 def size_bytes() -> int:
@@ -46,9 +60,7 @@ def load(file: Path) -> None:
     if connection.vendor == "sqlite":
         os.replace(file, sqlite_file())
     else:
-        name = str(settings.DATABASES["default"]["NAME"])
-        clean = ("--clean", "--if-exists", "--no-owner", "--single-transaction")
-        postgresql("pg_restore", *clean, "--dbname", name, str(file))
+        load_postgresql(file)
 
 
 # SQLite -------------------------------------------------------------------------------------------------
@@ -107,16 +119,23 @@ def holders() -> list[tuple[int, str]]:
     """Processes that have the SQLite file open, by pid and name; without ourselves."""
     if connection.vendor != "sqlite":
         return []
-    file, others = str(sqlite_file().resolve()), [e for e in Path("/proc").iterdir() if e.name.isdigit()]
-    found = [e for e in others if int(e.name) != os.getpid() and file in open_files(e)]
-    return [(int(e.name), (e / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()) for e in found]
+    file, processes = str(sqlite_file().resolve()), (e for e in Path("/proc").iterdir() if e.name.isdigit())
+    others = (process for process in processes if int(process.name) != os.getpid())
+    return [(int(process.name), command(process)) for process in others if file in open_files(process)]
 
 
-def open_files(process: Path) -> set[str]:
-    try:
-        return {os.readlink(handle) for handle in (process / "fd").iterdir()}
-    except OSError:  # gone, or another user's
-        return set()
+def open_files(process: Path) -> Iterator[str]:
+    """Nothing of a process that is gone, or another user's."""
+    with suppress(OSError):
+        for handle in (process / "fd").iterdir():
+            with suppress(OSError):  # closed meanwhile; the others are looked at all the same
+                yield os.readlink(handle)
+
+
+def command(process: Path) -> str:
+    with suppress(OSError):
+        return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return ""
 
 
 # PostgreSQL ---------------------------------------------------------------------------------------------
@@ -130,19 +149,25 @@ def dump_postgresql(folder: Path) -> Path:
     return target
 
 
+def load_postgresql(file: Path) -> None:
+    """All or nothing: the tables of now go, those that the dump does not know included, and its own come."""
+    script = file.with_suffix(".sql")
+    postgresql("pg_restore", "--no-owner", "--file", str(script), str(file))
+    with connection.cursor() as cursor:
+        names = ", ".join(map(connection.ops.quote_name, connection.introspection.table_names(cursor)))
+    connections.close_all()
+    drop = ["--command", f"DROP TABLE {names} CASCADE"] if names else []
+    quiet = ("--no-psqlrc", "--quiet", "--set", "ON_ERROR_STOP=1", "--single-transaction")
+    postgresql("psql", *quiet, *drop, "--file", str(script))
+
+
 def postgresql(tool: str, *words: str) -> None:
     """Run one of PostgreSQL's tools on the configured database; the password goes by the environment alone."""
     if shutil.which(tool) is None:
         raise Missing(f"{tool} is not on the PATH; it comes with PostgreSQL's client programs.")
-    options: Mapping[str, object] = settings.DATABASES["default"]
-    names = {
-        "PGHOST": "HOST",
-        "PGPORT": "PORT",
-        "PGUSER": "USER",
-        "PGPASSWORD": "PASSWORD",
-        "PGDATABASE": "NAME",
-    }
-    env = os.environ | {name: str(options[key]) for name, key in names.items() if options.get(key)}
+    options: dict[str, Any] = {**settings.DATABASES["default"]}
+    given = options | options.get("OPTIONS", {})
+    env = os.environ | {name: str(given[key]) for name, key in ENVIRONMENT.items() if given.get(key)}
     ran = subprocess.run([tool, *words], check=False, env=env, capture_output=True, text=True)
     if ran.returncode:
         raise Damaged(f"{tool} ended with status {ran.returncode}: {ran.stderr.strip()[-2000:]}")

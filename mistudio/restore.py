@@ -11,7 +11,7 @@ import os
 import shutil
 import tarfile
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -43,11 +43,13 @@ def restore(source: Path, say: Say = lambda text: None) -> Path:
         say("unpacking")
         unpack(source, unpacked)
         told = checked(unpacked)
-        aside = put_aside(told)
+        aside = settings.MISTUDIO_HOME / f"aside-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+        aside.mkdir(mode=0o700)
         try:
+            put_aside(told, aside)
             put_in_place(unpacked, told)
         except Exception as error:
-            raise Refused(f"{error}. What was there before is whole, in {aside}: move it back.") from error
+            raise Refused(f"{error}. Nothing is lost: what is not in its place is in {aside}.") from error
     finally:
         shutil.rmtree(unpacked, ignore_errors=True)
     say("bringing the tables up to date")
@@ -94,16 +96,23 @@ def unpack(source: Path, folder: Path) -> None:
                 shutil.copy2(source / name, folder / name)
         return
     folder.mkdir(mode=0o700)
-    with tarfile.open(source) as tar:
-        tar.extractall(folder, filter="data")  # nothing outside of it, no devices, no owners
+    try:
+        with tarfile.open(source) as tar:
+            tar.extractall(folder, filter="data")  # nothing outside of it, no devices, no owners
+    except tarfile.TarError as error:
+        why = str(error).partition(":")[0]  # behind it stands every compression that was tried
+        raise Refused(f"This is no backup of miStudio, or only a part of one: {why}.") from None
 
 
 def checked(folder: Path) -> dict[str, Any]:
     """The manifest, when the backup is whole and this version can read it."""
     try:
         told: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
-    except (OSError, ValueError) as error:
+        missing = {"mistudio", "engine", "database", "sha256", "migrations", "with_files"} - set(told)
+    except (OSError, ValueError, TypeError) as error:
         raise Refused(f"This is no backup of miStudio: {error}") from None
+    if missing:
+        raise Refused(f"This is no backup of miStudio: its manifest lacks {', '.join(sorted(missing))}.")
     if told["engine"] != connection.vendor:
         raise Refused(f"The backup is of {told['engine']}, this installation runs on {connection.vendor}.")
     unknown = set(told["migrations"]) - {".".join(key) for key in MigrationLoader(None).disk_migrations}
@@ -123,19 +132,18 @@ def checked(folder: Path) -> dict[str, Any]:
 # The change ---------------------------------------------------------------------------------------------
 
 
-def put_aside(told: dict[str, Any]) -> Path:
-    aside = settings.MISTUDIO_HOME / f"aside-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    aside.mkdir(mode=0o700)
+def put_aside(told: dict[str, Any], aside: Path) -> None:
     connections.close_all()
     if connection.vendor == "sqlite":
         for path in list(databases.sqlite_files()):
             os.rename(path, aside / path.name)
     else:
         databases.dump(aside, lambda text: None)
+    with suppress(FileNotFoundError):
+        shutil.copy2(settings.MISTUDIO_HOME / "home.json", aside)
     for name in backup.FOLDERS if told["with_files"] else ():
         os.rename(settings.MISTUDIO_HOME / name, aside / name)
         (settings.MISTUDIO_HOME / name).mkdir(mode=0o700)
-    return aside
 
 
 def put_in_place(unpacked: Path, told: dict[str, Any]) -> None:

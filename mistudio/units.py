@@ -60,7 +60,7 @@ def filled(text: str, of: Installation, command: list[str]) -> str:
     values = {
         "@USER@": of.user,
         "@SOURCE@": escaped(str(settings.BASE_DIR)),
-        "@HOME@": escaped(str(of.home)),
+        "@HOME@": in_quotes(str(of.home)),
         "@ENVIRONMENT@": escaped(str(of.environment)),
         "@PYTHON@": quoted(sys.executable),
         "@COMMAND@": " ".join(quoted(word) for word in command),
@@ -77,7 +77,12 @@ def escaped(text: str) -> str:
     return text.replace("%", "%%")
 
 
+def in_quotes(text: str) -> str:
+    """What stands between `"` and `"`, where systemd knows backslashes."""
+    return escaped(text).replace("\\", "\\\\").replace('"', '\\"')
+
+
 def quoted(word: str) -> str:
-    """One word of a command line; `$` would begin a variable there, and systemd knows `"…"` with backslashes."""
-    word = escaped(word).replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
-    return f'"{word}"' if shlex.quote(word) != word and word != "worker@%%h" else word
+    """One word of a command line; `$` would begin a variable there."""
+    word = in_quotes(word).replace("$", "$$")
+    return f'"{word}"' if shlex.quote(word) != word else word

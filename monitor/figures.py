@@ -24,16 +24,16 @@ OVERLAID_POINTS = 6000
 MAX_FIGURE_BYTES = 500_000
 #: Charts of known metrics, in the order of the page. A metric that is named nowhere gets a chart of its own.
 KNOWN: tuple[dict[str, Any], ...] = (
-    {"names": ["loss"], "title": "Loss", "unit": "log₁₀", "log": True},
+    {"names": ["loss"], "title": "Loss", "unit": "log scale", "log": True},
     {"names": ["fvu"], "title": "Variance unexplained", "unit": "FVU", "low": 0},
     {"names": ["l0"], "title": "Live latents per token", "unit": "L0", "low": 0},
     {"names": ["dead_percent"], "title": "Dead latents", "unit": "%", "low": 0},
     {"names": ["dead_fraction"], "title": "Dead latents", "unit": "%", "low": 0, "times": 100},
     {"names": ["dead_features"], "title": "Dead latents", "unit": "", "low": 0},
     {"names": ["tokens_per_s", "tokens_per_second"], "title": "Speed", "unit": "tokens/s", "low": 0},
-    {"names": ["mse"], "title": "Squared error", "unit": "log₁₀", "log": True},
-    {"names": ["aux_loss"], "title": "AuxK loss", "unit": "log₁₀", "log": True},
-    {"names": ["gradient_norm"], "title": "Gradient norm", "unit": "log₁₀", "log": True},
+    {"names": ["mse"], "title": "Squared error", "unit": "log scale", "log": True},
+    {"names": ["aux_loss"], "title": "AuxK loss", "unit": "log scale", "log": True},
+    {"names": ["gradient_norm"], "title": "Gradient norm", "unit": "log scale", "log": True},
     {"names": ["lr"], "title": "Learning rate", "unit": "", "low": 0},
 )
 

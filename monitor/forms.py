@@ -45,6 +45,8 @@ from monitor.widgets import (
 )
 
 Typed = Mapping[str, Any]
+#: So many of a kind's fields are never hidden under "More".
+MAIN = 7
 #: Refusals that are about the card, not about a parameter.
 GPU_CODES = frozenset(
     {"invalid_gpu", "unknown_gpu", "ambiguous_gpu", "gpu_not_available", "too_many_gpus", "model_too_large"}
@@ -108,8 +110,14 @@ class KindForm:
         return self.again is not None and self.again.gpu_request not in {"auto", *there}
 
     @property
-    def more_changed(self) -> bool:
-        return any(widget.changed for widget in self.more)
+    def more_filled(self) -> bool:
+        """Whether something under "More" is not its default: then it is not hidden."""
+        return any(plainly(widget.value) != plainly(self.default(widget.name)) for widget in self.more)
+
+    def default(self, name: str) -> Any:
+        """What the widget shows when nobody has chosen anything."""
+        f = self.serializer.fields[name]
+        return as_typed(f, default_of(f), self.many(name))
 
     @property
     def job_name(self) -> str:
@@ -191,7 +199,7 @@ class KindForm:
         """Inputs, and the few main numbers: the first fields of a kind are its main ones."""
         names = list(self.serializer.fields)
         inputs = {n for n, f in self.serializer.fields.items() if isinstance(f, ArtifactField)}
-        return inputs | set(names[:6])
+        return inputs | set(names[:MAIN])
 
     def widget(self, name: str, f: serializers.Field) -> Widget:
         value = self.value(name, f)

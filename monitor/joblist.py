@@ -78,22 +78,30 @@ def grouped(jobs: list[Job]) -> dict[UUID | None, dict[str, Any]]:
     groups = JobGroup.objects.filter(pk__in={job.group_id for job in jobs}).select_related("owner")
     found: dict[UUID | None, dict[str, Any]] = {group.pk: {"group": group, "members": []} for group in groups}
     members = Job.objects.filter(group_id__in=list(found), retries=None)
-    for member in members.only("status", "progress", "group_id", "gpu_uuids"):
+    for member in members.only("status", "progress", "group_id", "gpu_uuids", "gpu_wanted"):
         found[member.group_id]["members"].append(member)
     return found
 
 
 def group_row(job: Job, user: User, found: Mapping[str, Any]) -> dict[str, Any]:
-    active = [member for member in found["members"] if member.status in ACTIVE]
-    cards = sorted({uuid for member in active for uuid in member.gpu_uuids})
     see = may_see(found["group"], user)
     return {
         "group": found["group"],
         "job": job,
         "see": see,
-        "cards": cards,
+        "cards": sorted(held_cards(found["members"]) or asked_cards(found["members"])),
         **links.progress(found["members"]),
     }
+
+
+def held_cards(members: list[Job]) -> set[str]:
+    return {uuid for member in members if member.status in ACTIVE for uuid in member.gpu_uuids}
+
+
+def asked_cards(members: list[Job]) -> set[str]:
+    """The cards that those which have not ended ask for by name."""
+    wanted = [member.gpu_wanted for member in members if not member.final]
+    return {uuid for request in wanted if not request.startswith("auto") for uuid in request.split(",")}
 
 
 def row(job: Job, user: User, gpus: Mapping[str, Any], remaining: Mapping[str, Any]) -> dict[str, Any]:

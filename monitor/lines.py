@@ -6,9 +6,14 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from django.db import InterfaceError, OperationalError
+
 from monitor.templatetags.show import duration
 
 BAR = 24
+#: What those who follow say meanwhile.
+AWAY = "The database does not answer; looking again."
+AWAY_ERRORS = (OperationalError, InterfaceError)
 
 
 def progress_line(job: Mapping[str, Any], rate: float | None = None) -> str:

@@ -205,9 +205,7 @@ def facts_of(model: Input) -> dict[str, Any]:
 
 def progress(context: Context) -> Any:
     def report(done: int, total: int, metrics: Mapping[str, float]) -> None:
-        context.report(
-            done, total, "tokens", stage="extract", message=f"{metrics['tokens_per_s']:.0f} tokens/s"
-        )
+        context.report(done, total, "tokens", stage="extract")
         context.metric(done, **metrics)
 
     return report

@@ -84,21 +84,28 @@ def envelope(error: Exception) -> Answer:
 def bounded(answer: Answer) -> Answer:
     size = len(answer.text.encode())
     if size > MAX_ANSWER_BYTES:
-        detail = f"The answer has {size} bytes; a tool answers with at most {MAX_ANSWER_BYTES}. Ask for less."
+        detail = (
+            f"The answer has {size} bytes, a tool's at most {MAX_ANSWER_BYTES}. Ask for less, or over REST."
+        )
         raise rest.ApiError(413, "answer_too_large", detail, size=size, limit=MAX_ANSWER_BYTES)
     return answer
 
 
 # The view -----------------------------------------------------------------------------------------------
 def ask(caller: Caller, tool: Tool, arguments: Arguments) -> Answer:
-    rest.check(dict(arguments))
-    checked = dict(arguments) if tool.checks_itself else valid(tool, arguments)
+    checked = sound(tool, arguments)
     in_path = {name: checked.pop(name) for name in tool.in_path}
     view = tool.view.as_view(authentication_classes=[AsCaller], **tool.options)
     response = view(request_of(caller, tool, checked), **in_path)
     response.render()
     data = json.loads(response.content)
     return Answer(data, failed=True) if response.status_code >= 400 else Answer(tool.shape(data))
+
+
+def sound(tool: Tool, arguments: Arguments) -> dict[str, Any]:
+    """The arguments, when they are such as JSON over HTTP could bring, and what the tool takes."""
+    rest.check(dict(arguments))
+    return dict(arguments) if tool.checks_itself else valid(tool, arguments)
 
 
 def valid(tool: Tool, arguments: Arguments) -> dict[str, Any]:
@@ -149,7 +156,7 @@ def note(caller: Caller, name: str, arguments: Arguments, answer: Answer, began:
         arguments_digest=digest(arguments),
         outcome=answer.outcome[:60],
         duration_ms=round((time.monotonic() - began) * 1000),
-        job_id=made(name, answer),
+        job_id=made(name, arguments, answer),
     )
     try:
         row.save()
@@ -161,7 +168,12 @@ def digest(arguments: Arguments) -> str:
     return hashlib.sha256(json.dumps(dict(arguments), sort_keys=True, default=str).encode()).hexdigest()
 
 
-def made(name: str, answer: Answer) -> UUID | None:
-    """The job that a submit or a retry answered with."""
-    makes = name.startswith("submit_") or name == "retry_job"
-    return UUID(answer.data["id"]) if makes and not answer.failed and "id" in answer.data else None
+def made(name: str, arguments: Arguments, answer: Answer) -> UUID | None:
+    """The new job that a submit or a verb answered with, of a sweep the first; none where the answer is what the call
+    was about."""
+    if answer.failed or all_tools()[name].reads_only:
+        return None
+    about = str(UUID(str(arguments["id"]))) if "id" in arguments else ""
+    if about in (answer.data.get("id"), answer.data.get("group_id")):
+        return None
+    return UUID(answer.data.get("jobs", [answer.data])[0]["id"])

@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import mcp_types as types
+from django.db import DatabaseError
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
@@ -70,11 +71,11 @@ class Desk:
         began, answer = time.monotonic(), calls.GONE
         look = partial(in_thread(calls.perform), caller, name, given)
         try:
-            asked = calls.valid(all_tools()[name], given)
+            asked = calls.sound(all_tools()[name], given)
             peek = partial(in_thread(waiting.peek), asked["id"])
             with waiting.one_of_few(caller.user.pk):
                 answer = await waiting.wait(look, peek, asked["seconds"], context.session.report_progress)
-        except APIException as error:
+        except (APIException, DatabaseError) as error:  # between the looks, too
             answer = calls.envelope(error)
         finally:  # an agent that has gone away leaves its row, too
             with anyio.CancelScope(shield=True):

@@ -26,7 +26,8 @@ Shape = Callable[[Any], Data]
 @dataclass(frozen=True)
 class Tool:
     """`view` answers for it. Arguments named in `in_path` are of the address, the rest is the query of a GET or the
-    body of a POST. `schema_of` draws the input schema; `shape` makes the answer an object of a bounded size."""
+    body of a POST. `input_schema` takes the place of the one that is drawn from `fields`; `shape` makes the answer an
+    object of a bounded size."""
 
     name: str
     title: str

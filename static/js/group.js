@@ -2,7 +2,7 @@
 (() => {
   "use strict";
   const { charts, known, whole, fetched, throttled } = window.mistudio;
-  const { specOf, scaled, short, spaced } = window.mistudio.scales;
+  const { specOf, scaled, written, ticks, spaced } = window.mistudio.scales;
   const $ = (selector, place = document) => place.querySelector(selector);
   const $$ = (selector, place = document) => [...place.querySelectorAll(selector)];
   const section = $("#overlaid"), place = $(".plot", section), legend = $("#legend"), output = $("output", section);
@@ -32,7 +32,7 @@
     if (!these.length) return;
     charts.make(place, {
       lines: these.map((job) => ({ token: token(job), dash: dashed(job), joined: true, points: (u) => u.data[0].length < 3 })),
-      group: "overlaid", x: () => [0, lastStep()], label: short, y: (lo, hi) => spaced(lo, hi, spec.low), ticks: charts.nice,
+      group: "overlaid", x: () => [0, lastStep()], label: written(spec), y: (lo, hi) => spaced(lo, hi, spec.low), ticks: ticks(spec),
       cursor: (at, u) => say(at, u, spec, these),
     });
     place.chart.setData(uPlot.join(these.map(({ id }) => [curves[id][0], curves[id][1].map((value) => scaled(spec, value))])));
@@ -55,7 +55,7 @@
     output.textContent = at === null ? spec.unit : `${spec.unit} at step ${whole(u.data[0][at])}`;
     these.forEach(({ id }, n) => {
       const value = at === null ? null : u.data[n + 1][at];
-      $(`[data-id="${id}"] b`, legend).textContent = known(value) ? short(value) : "";
+      $(`[data-id="${id}"] b`, legend).textContent = known(value) ? written(spec)(value) : "";
     });
   }
 

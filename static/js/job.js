@@ -2,7 +2,7 @@
 (() => {
   "use strict";
   const { charts, whole, known, duration, fetched, throttled } = window.mistudio;
-  const { specOf, order, scaled, short, spaced } = window.mistudio.scales;
+  const { specOf, order, scaled, written, ticks, spaced } = window.mistudio.scales;
   const $ = (selector, place = document) => place.querySelector(selector);
   const parsed = (id) => JSON.parse(document.getElementById(id).textContent);
   const job = $("main").dataset.job;
@@ -23,9 +23,9 @@
     section.append(figure);
     const place = $(".plot", figure), output = $("output", figure);
     charts.make(place, {
-      lines: [{ token: "ink", points: (u) => u.data[0].length < 3 }], group: "steps", x: () => [0, lastStep()], label: short,
-      y: (lo, hi) => spaced(lo, hi, spec.low), ticks: charts.nice,
-      cursor: (at, u) => { output.textContent = at === null ? "" : `${known(u.data[1][at]) ? short(u.data[1][at]) : "–"} at ${whole(u.data[0][at])}`; },
+      lines: [{ token: "ink", points: (u) => u.data[0].length < 3 }], group: "steps", x: () => [0, lastStep()], label: written(spec),
+      y: (lo, hi) => spaced(lo, hi, spec.low), ticks: ticks(spec),
+      cursor: (at, u) => { output.textContent = at === null ? "" : `${known(u.data[1][at]) ? written(spec)(u.data[1][at]) : "–"} at ${whole(u.data[0][at])}`; },
     });
     plots.set(name, { spec, place, ends: figure.querySelectorAll(".ends span") });
   }

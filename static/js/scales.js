@@ -1,7 +1,7 @@
 /* Scales of metric curves: which chart a metric has, how its values are drawn and written. For the pages of a job and a group. */
 window.mistudio.scales = (() => {
   "use strict";
-  const { known } = window.mistudio;
+  const { charts, known } = window.mistudio;
   const specs = JSON.parse(document.getElementById("chart-specs").textContent);
 
   const specOf = (name) => specs.find((spec) => spec.names.includes(name)) ?? { title: name.replaceAll("_", " "), unit: "" };
@@ -14,6 +14,18 @@ window.mistudio.scales = (() => {
   const small = (value) => value !== 0 && Math.abs(value) < 0.001;
   const short = (value) => (small(value) ? value.toExponential().replace(/(\.\d)\d*/, "$1") : Math.abs(value) >= 10000 ? `${+(value / 1000).toPrecision(3)}k` : String(+value.toPrecision(3)));
 
+  /** What stands at a scaled value: on a logarithmic scale the number itself, not its exponent. */
+  const written = (spec) => (spec.log ? (value) => short(10 ** value) : short);
+
+  /** Round numbers also on a logarithmic scale: 50, 100, 150 within a decade, else 1, 3, 10, 30, or powers of ten. */
+  const ticks = (spec) => (spec.log ? logarithmic : charts.nice);
+  function logarithmic(lo, hi) {
+    if (hi - lo < 1) return charts.nice(10 ** lo, 10 ** hi).filter((value) => value > 0).map(Math.log10);
+    if (hi - lo > 2) return charts.nice(lo, hi).filter(Number.isInteger);
+    const decade = Math.floor(lo);
+    return [0, 1, 2].flatMap((n) => [decade + n, decade + n + Math.log10(3)]).filter((at) => at >= lo && at <= hi);
+  }
+
   /** A flat curve still needs a scale; a known floor is kept. */
   function spaced(lo, hi, floor) {
     if (lo === null || lo === undefined) return [0, 1];
@@ -21,5 +33,5 @@ window.mistudio.scales = (() => {
     const room = (hi - (bottom ?? lo)) * 0.06 || Math.abs(hi) * 0.1 || 1;
     return [bottom ?? lo - room, hi + room];
   }
-  return { specOf, order, scaled, short, spaced };
+  return { specOf, order, scaled, written, ticks, spaced };
 })();

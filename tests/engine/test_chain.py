@@ -18,7 +18,7 @@ def test_a_broken_link_holds_the_rest_until_its_retry(system: System) -> None:
     third = system.submit("rehearsal", name="last", after=[second], steps=1)["id"]
     held = system.wait(second, "held")
     assert held["error"].startswith(
-        f"Its input source was to come from breaks (job {first}), which ended failed"
+        f"Its input source was to come from breaks, which ended failed (job {first})"
     )
     assert "told to fail at step 2" in held["error"]
     assert system.job(third)["status"] == "queued"

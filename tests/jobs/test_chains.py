@@ -86,7 +86,7 @@ def test_a_broken_link_holds_the_rest_with_a_sentence(chain: Chain) -> None:
     held = chain.see(chain.second)
     assert (held["status"], held["failure_reason"]) == ("held", "input_failed")
     assert held["error"] == (
-        f"Its input source was to come from extraction (job {chain.first}), which ended failed: "
+        f"Its input source was to come from extraction, which ended failed (job {chain.first}): "
         "CUDA ran out of memory."
     )
     assert held["hint"].startswith("Retry that job")

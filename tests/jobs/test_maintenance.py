@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
 from django.test import Client
 from django.utils import timezone
 
@@ -81,6 +85,50 @@ def test_what_it_paused_goes_on_and_nothing_else(running: Job, alice: User, staf
     assert maintenance.resume(begun, staff) == ([], [], [])
 
 
+def test_one_whose_card_was_taken_out_keeps_nobody_else_from_going_on(
+    alice: User, staff: User, three_cards: list[Gpu], capsys: Any
+) -> None:
+    """Cards are changed in maintenances; the named one is not swapped, and it is said which job stays paused."""
+    gone, other = (make_job(alice, status=Status.PAUSED, gpu_request=card.uuid, name=name) for card, name in
+                   zip(three_cards, ("one", "two"), strict=False))  # fmt: skip
+    Job.objects.update(pause_requested_at=timezone.now())
+    begun = maintenance.begin(None, staff)
+    begun.paused = {str(job.pk): job.attempt for job in (gone, other)}
+    begun.save()
+    Gpu.objects.filter(pk=three_cards[0].pk).update(enabled=False)
+    call_command("maintenance", "end")
+    assert list(Job.objects.filter(status=Status.QUEUED)) == [other]
+    said = capsys.readouterr().out
+    assert "Resumed: 1 of the 2 jobs" in said
+    assert f"stays paused: {gone}" in said and "was switched off by staff" in said
+    assert not Maintenance.in_force().exists()
+
+
+def test_it_is_safe_only_when_the_memory_is_back(running: Job, staff: User, capsys: Any) -> None:  # noqa: F811
+    maintenance.begin(None, staff)
+    lease = Lease.objects.get()
+    running.move([Status.RUNNING], Status.SUCCEEDED)
+    lease.state = Lease.State.RELEASING
+    lease.save()
+    with pytest.raises(CommandError, match="1 cards wait for memory"):
+        call_command("maintenance", "begin", "--wait", "0.1")
+    with pytest.raises(SystemExit):
+        call_command("maintenance", "status")
+    Lease.objects.update(state=Lease.State.ENDED, ended_at=timezone.now())
+    call_command("maintenance", "status")
+    assert "It is safe" in capsys.readouterr().out
+
+
+def test_ctrl_c_ends_the_waiting_alone(running: Job, staff: User, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    def pressed(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mistudio.management.commands.maintenance.until_nothing_runs", pressed)
+    with pytest.raises(SystemExit, match="130"):
+        call_command("maintenance", "begin")
+    assert Maintenance.in_force().exists()
+
+
 def test_losses_during_it_do_not_count(running: Job, staff: User) -> None:  # noqa: F811
     here, mark = attempt_of(running), losses.progress_mark(running)
     before = {"host": here.host, "outcome": Outcome.LOST, "boot_id": here.boot_id}
@@ -107,21 +155,3 @@ def test_every_page_and_the_api_say_so(alice: User, staff: User, living_host: Ho
     assert "Takes no job during the maintenance" in browser.get("/").content.decode()
     (host,) = client_of(alice).get("/api/v1/system/all").json()["hosts"]
     assert "new power supply" in host["maintenance"]
-
-
-def test_a_job_whose_card_was_taken_out_stays_paused_and_keeps_no_other(
-    running: Job,  # noqa: F811
-    alice: User,
-    staff: User,
-) -> None:
-    other = make_job(alice)
-    assert dispatch.schedule() == 1
-    begun = maintenance.begin(None, staff)
-    maintenance.pause(begun, staff)
-    running.move([Status.RUNNING], Status.PAUSED)
-    running.attempts.update(started_at=timezone.now())
-    Gpu.objects.filter(pk=running.gpu_uuid).update(removed_at=timezone.now())
-    maintenance.end(begun)
-    resumed, pausing, [(kept, why)] = maintenance.resume(begun, staff)
-    assert (resumed, pausing, kept) == ([other], [], running)
-    assert running.gpu_uuid in why

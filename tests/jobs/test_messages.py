@@ -249,6 +249,38 @@ def test_an_address_that_is_refused_holds_up_the_others_for_one_round(
     assert [to for _, to, _ in mailbox.got] == [["somebody@example.org"]]
 
 
+@pytest.mark.parametrize("address", ["somebody@a b", f"x@{'y' * 70}.org", "a@b.org\nBcc: c@d.org"])
+def test_an_address_that_no_mail_can_have_holds_up_nobody(
+    db: None, mailbox: Mailbox, receiver: Receiver, address: str
+) -> None:
+    """It comes first in every round, and is given up like any other."""
+    bad = Message.objects.create(channel="email", event="test", payload={}, address=address)
+    for channel in ("webhook", "email"):
+        Message.objects.create(channel=channel, event="test", payload={}, address="alice@example.org")
+    for _ in range(2):
+        postman.deliver_due()
+    assert ([to for _, to, _ in mailbox.got], len(receiver.got)) == ([["alice@example.org"]], 1)
+    bad.refresh_from_db()
+    assert bad.last_error.startswith("No mail can be written with these addresses") and bad.due_at
+
+
+def test_a_fault_of_ours_holds_up_nobody(alice: User, receiver: Receiver, mailbox: Mailbox) -> None:
+    bad = Message.objects.create(
+        channel="email", event="job.new", payload={"job": {}}, address="a@example.org"
+    )
+    make_job(alice).move([Status.QUEUED], Status.FAILED)
+    postman.deliver_due()
+    assert len(receiver.got) == 1
+    bad.refresh_from_db()
+    assert (bad.last_error, bad.tries) == ("It could not be sent: KeyError.", 1)
+
+
+def test_who_was_let_out_gets_no_mail(alice: User, mailbox: Mailbox) -> None:
+    User.objects.filter(pk=alice.pk).update(is_active=False, email="alice@example.org")
+    make_job(User.objects.get(pk=alice.pk)).move([Status.QUEUED], Status.FAILED)
+    assert not Message.objects.exists()
+
+
 @pytest.mark.django_db
 def test_the_test_message_says_what_came_back(receiver: Receiver, mailbox: Mailbox, capsys: Any) -> None:
     call_command("notify", "--test", "--to", "boss@example.org")

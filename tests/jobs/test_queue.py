@@ -134,7 +134,7 @@ def test_a_forerunner_that_failed_holds_its_followers_with_a_sentence(
     job = submit.submit(alice, "rehearsal", {"after": [str(source.pk)], "steps": 1})
     Job.objects.filter(pk=source.pk).update(status=Status.FAILED)
     assert after_dispatch(job).status == "held"
-    assert job.error == f"It was to start after source (job {source.pk}), which ended failed."
+    assert job.error == f"It was to start after source, which ended failed (job {source.pk})."
 
 
 # Positions ----------------------------------------------------------------------------------------------------

@@ -111,6 +111,8 @@ def test_it_refuses_what_no_card_can_ever_hold(post: Any) -> None:
         ({"stepz": 1}, "stepz"),
         ({"priority": 1}, "priority"),
         ({"name": "x" * 121}, "name"),
+        ({"name": "two\nlines"}, "name"),
+        ({"name": "\x1b[2J"}, "name"),
         ({"status": "succeeded"}, "status"),
     ],
 )

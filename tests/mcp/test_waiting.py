@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from channels.db import database_sync_to_async
+from django.contrib.auth.models import User
+from django.db import OperationalError
 
 from gpus.rest import ApiError
+from jobs.models import Job, Status
 from monitor.mcp import calls, waiting
+from monitor.mcp.caller import Caller
 from monitor.mcp.calls import Answer
+from monitor.mcp.server import Desk
+from monitor.models import ToolCall
 
 
 def job(status: str, fraction: float | None = None) -> Answer:
@@ -73,3 +81,30 @@ def test_one_user_has_so_many_and_no_more() -> None:
     with pytest.raises(ApiError, match="16 jobs"):
         open_waits(waiting.WAITS_PER_USER + 1)
     open_waits(waiting.WAITS_PER_USER)
+
+
+async def call(user: User, **given: Any) -> Answer:
+    context: Any = SimpleNamespace(session=SimpleNamespace(report_progress=None))
+    return await Desk(lambda: Caller(user, ("read",))).wait(
+        context, Caller(user, ("read",)), "wait_for_job", given
+    )
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_a_database_that_is_away_and_odd_arguments_are_told_as_everywhere(
+    alice: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(job_id: object) -> dict[str, Any]:
+        raise OperationalError("gone")
+
+    monkeypatch.setattr(waiting, "peek", away)
+    job = await database_sync_to_async(Job.objects.create)(
+        kind="rehearsal", owner=alice, status=Status.RUNNING
+    )
+    assert (await call(alice, id=str(job.pk), seconds=5)).outcome == "database_unavailable"
+    odd = await call(alice, **{"\ud800": 1})
+    assert (odd.outcome, odd.text.encode() != b"") == ("invalid", True)
+    rows = await database_sync_to_async(list)(
+        ToolCall.objects.order_by("pk").values_list("outcome", flat=True)
+    )
+    assert rows == ["database_unavailable", "invalid"]

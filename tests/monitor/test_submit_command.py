@@ -14,10 +14,14 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
+from django.db import InterfaceError, OperationalError
+from django.utils import timezone
 
 from gpus.models import Gpu
-from jobs.models import Job
+from jobs import serializers
+from jobs.models import Job, Status
 from monitor.lines import Pace, progress_line
+from monitor.management.commands import submit as command
 from tests.conftest import client_of
 from tests.system import ROOT, System
 
@@ -54,6 +58,29 @@ def test_it_queues_a_sweep_as_a_group(alice: User, three_cards: list[Gpu]) -> No
     assert [job.params["steps"] for job in jobs] == [1, 2, 3]
     assert len({job.group_id for job in jobs}) == 1
     assert {job.gpu_request for job in jobs} == {three_cards[1].uuid}
+
+
+@pytest.mark.django_db
+def test_a_database_that_is_away_ends_no_following(alice: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job.objects.create(kind="rehearsal", owner=alice, started_at=timezone.now())
+    full, answers = serializers.full, iter([OperationalError("gone"), InterfaceError("closed"), None])
+
+    def away_at_first(job: Job) -> dict[str, Any]:
+        if error := next(answers, None):
+            raise error
+        Job.objects.update(status=Status.SUCCEEDED, finished_at=timezone.now())
+        return full(job)
+
+    monkeypatch.setattr(serializers, "full", away_at_first)
+    monkeypatch.setattr(command, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(command, "close_old_connections", lambda: None)  # the test's own is one
+    said = StringIO()
+    command.Command(stderr=said).follow([job])
+    assert [line.partition(" ")[0] for line in said.getvalue().splitlines()] == [
+        "The",
+        "rehearsal:",
+        "succeeded",
+    ]
 
 
 @pytest.mark.django_db

@@ -14,10 +14,13 @@ from io import StringIO
 import pytest
 from django.contrib.auth.models import User
 from django.core.management import call_command
+from django.db import OperationalError
 
 from gpus.models import Gpu, Host
 from jobs import processes
 from jobs.models import Attempt, Job, Lease, Status
+from monitor import board
+from monitor.management.commands.top import picture_or_why
 from tests.conftest import make_card
 from tests.system import ROOT, System
 
@@ -60,8 +63,14 @@ def test_it_shows_cards_jobs_and_the_queue(busy: Job) -> None:
     assert (first.split()[0], "25 %" in first, "2 min" in first) == ("1", True, True)
     assert second.split()[0] == "CPU"
     assert "Behind job first" in third
-    assert "GPU-…0001" in third
+    assert third.startswith("1 ")
     assert max(len(line) for line in lines) <= 140
+
+
+@pytest.mark.django_db
+def test_a_name_is_no_markup(busy: Job) -> None:
+    Job.objects.update(name="[/x] [red]a[/red] :smile:")
+    assert top().count("[/x] [red]a[/red] :smile:") == 3
 
 
 @pytest.mark.django_db
@@ -71,6 +80,14 @@ def test_it_shows_what_is_wrong(living_host: Host) -> None:
     text = top()
     assert "agent silent" in text
     assert "– / –" in text
+
+
+def test_it_lives_on_while_the_database_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away() -> None:
+        raise OperationalError("gone")
+
+    monkeypatch.setattr(board, "gpu_map", away)
+    assert "does not answer" in str(picture_or_why())
 
 
 @pytest.mark.django_db

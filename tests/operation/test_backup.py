@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -15,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.management import CommandError, call_command
+from django.db import DatabaseError
 
-from mistudio import databases
+from mistudio import databases, restore
 from tests.chaos.test_kills import attempt_of, journal, steps_after, wait_until
 from tests.system import System
 
@@ -71,6 +74,48 @@ def test_who_is_signed_in_is_no_part_of_it(busy: Path, tmp_path: Path) -> None:
     copy = databases.dump_sqlite(tmp_path / "out", lambda text: None)
     assert b"the-key-of-a-session" in busy.read_bytes() + Path(f"{busy}-wal").read_bytes()
     assert b"the-key-of-a-session" not in copy.read_bytes()
+
+
+def test_who_has_the_file_open_is_found_whatever_else_it_closes(
+    busy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service closes sockets all the time; the handle that is gone must not hide the one of the database."""
+    read, gone, writer = os.readlink, iter([True]), writer_of(busy)
+
+    def readlink(path: Any) -> str:
+        if f"/{writer}/fd/" in str(path) and next(gone, False):
+            raise FileNotFoundError(path)
+        return read(path)
+
+    monkeypatch.setattr(os, "readlink", readlink)
+    assert [pid for pid, _ in databases.holders()] == [writer]
+
+
+def writer_of(path: Path) -> int:
+    found = subprocess.run(["pgrep", "-f", str(path)], check=True, capture_output=True, text=True)
+    return int(found.stdout.split()[0])
+
+
+@pytest.mark.parametrize("content", ["hello", "{}", "[]", "3", '{"engine": "sqlite"}'])
+def test_what_is_no_backup_is_said_to_be_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(restore.Refused, match="This is no backup of miStudio"):
+        restore.checked(tmp_path)
+    with pytest.raises(restore.Refused, match="This is no backup of miStudio"):
+        restore.unpack(tmp_path / "manifest.json", tmp_path / "unpacked")
+
+
+@pytest.mark.parametrize("fault", [DatabaseError("malformed"), sqlite3.DatabaseError("not a database")])
+def test_a_database_that_cannot_be_read_is_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    def unreadable() -> int:
+        raise fault
+
+    monkeypatch.setattr(databases, "size_bytes", unreadable)
+    with pytest.raises(CommandError, match=str(fault)):
+        call_command("backup", str(tmp_path / "b.tar"))
+    assert not list(tmp_path.iterdir())
 
 
 def rows(path: Path) -> int:

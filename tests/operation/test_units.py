@@ -24,7 +24,7 @@ SERVICES = ("web", "agent", "worker", "worker-cpu", "beat")
 
 
 def written(**changes: Any) -> dict[str, str]:
-    of = units.Installation("mistudio", Path("/srv/mi 100%/data"), Path("/etc/mistudio.env"), **changes)
+    of = units.Installation("mistudio", Path('/srv/mi "100%"/data'), Path("/etc/mistudio.env"), **changes)
     return units.files(of)
 
 
@@ -40,7 +40,7 @@ def test_every_process_of_the_procfile_has_its_unit() -> None:
         unit = lines(files[f"mistudio-{name}.service"])
         assert unit["User"] == "mistudio"
         assert unit["PartOf"] == "mistudio.target"
-        assert unit["Environment"] == '"MISTUDIO_HOME=/srv/mi 100%%/data"'
+        assert unit["Environment"] == r'"MISTUDIO_HOME=/srv/mi \"100%%\"/data"'
         assert unit["EnvironmentFile"] == "-/etc/mistudio.env"
         assert int(unit["LimitNOFILE"]) >= 4096
         assert f"mistudio-{name}.service" in lines(files["mistudio.target"])["Wants"]

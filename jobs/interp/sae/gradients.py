@@ -19,6 +19,9 @@ from torch import Tensor
 from jobs.interp.sae.architectures import TopK, select
 from jobs.interp.sae.sparse import ByLatent, Code, products
 
+#: Of the latents; `jobs.interp.sizes.batch_bytes` reserves for as many.
+AUX_SHARE = 0.3
+
 
 @dataclass(frozen=True)
 class Aux:
@@ -83,16 +86,33 @@ def _add_aux(
     which = dead.nonzero().flatten()
     if not aux.coefficient or not aux.k or not len(which):
         return x.new_zeros(())
-    acts = _strongest(pre[:, which], aux.k)  # [batch, n_dead]
+    weight = aux.coefficient * min(1.0, len(which) / aux.k) / len(x)
+    loss = x.new_zeros(())
+    rows = _aux_rows(len(x), sae.d_sae, len(which))
+    for first in range(0, len(x), rows):
+        part = slice(first, first + rows)
+        loss += _add_aux_of(found, sae, x[part], pre[part], error[part], which, weight, aux.k)
+    return loss
+
+
+def _aux_rows(batch: int, d_sae: int, n_dead: int) -> int:
+    """Rows at once: the term takes no more memory than with `AUX_SHARE` of the latents dead, however many are."""
+    return max(1, min(batch, int(batch * AUX_SHARE * d_sae / n_dead)))
+
+
+def _add_aux_of(
+    found: Gradients, sae: TopK, x: Tensor, pre: Tensor, error: Tensor, which: Tensor, weight: float, k: int
+) -> Tensor:
+    """The same for some rows of the batch; `weight` is of one row."""
+    acts = _strongest(pre[:, which], k)  # [rows, n_dead]
     directions = sae.W_dec[which]
     off = acts @ directions + error  # e_hat - e, as error is x_hat - x
-    weight = aux.coefficient * min(1.0, len(which) / aux.k)
-    slope = off * (2 * weight / len(x))
-    rising = (slope @ directions.T).mul_(acts != 0)  # [batch, n_dead]
+    slope = off * (2 * weight)
+    rising = (slope @ directions.T).mul_(acts != 0)  # [rows, n_dead]
     found.W_dec[which] += acts.T @ slope
     found.encoder[which] += rising.T @ (x - sae.b_dec)
     found.b_enc[which] += rising.sum(0)
-    return weight * off.square().sum(1).mean()
+    return weight * off.square().sum()
 
 
 def _strongest(pre: Tensor, k: int) -> Tensor:

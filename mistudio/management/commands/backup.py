@@ -37,7 +37,7 @@ class Command(BaseCommand):
             target /= backup.default_name()
         try:
             backup.make(target, with_files=options["with_files"], say=line.say)
-        except (backup.Refused, databases.Damaged, databases.Missing, OSError) as error:
+        except (backup.Refused, *databases.FAULTS) as error:
             raise CommandError(str(error)) from error
         line.done(
             f"{target} ({time.monotonic() - began:.1f} s); put it back with `manage.py restore {target}`"

@@ -42,7 +42,11 @@ class Command(BaseCommand):
         if options["pause"]:
             asked = maintenance.pause(begun, operator_account)
             self.stdout.write(f"Asked to pause: {len(asked)} jobs. `manage.py maintenance end` resumes them.")
-        self.tell_when_safe(host, options["wait"])
+        try:
+            self.tell_when_safe(host, options["wait"])
+        except KeyboardInterrupt:
+            self.stdout.write("\nNo longer waiting. The maintenance stays in force.")
+            raise SystemExit(130) from None
 
     def tell_when_safe(self, host: Host | None, limit: float | None) -> None:
         left = until_nothing_runs(host, self.stdout, limit)
@@ -52,6 +56,8 @@ class Command(BaseCommand):
             raise CommandError(
                 "Not safe yet. New jobs do not start; `manage.py maintenance status` tells more."
             )
+        if cards := maintenance.held_cards(host):
+            raise CommandError(f"Not safe yet. No job runs, but {cards} cards wait for memory to come back.")
         self.stdout.write("It is safe: nothing runs, and nothing starts.")
 
     def end(self, host: Host | None, options: dict[str, Any]) -> None:
@@ -68,31 +74,32 @@ class Command(BaseCommand):
         """One that is still writing its checkpoint is waited for: resumed half-way, it would count as lost."""
         line, began, count = Progress(self.stdout), time.monotonic(), 0
         while True:
-            resumed, pausing, refused = maintenance.resume(begun, operator.account())
-            count += len(resumed)
-            if not pausing or time.monotonic() - began > limit:
+            found = maintenance.resume(begun, operator.account())
+            count += len(found.jobs)
+            if not found.pausing or time.monotonic() - began > limit:
                 break
-            line.say(f"{len(pausing)} still pause")
+            line.say(f"{len(found.pausing)} still pause")
             time.sleep(LOOK_SECONDS)
-        line.done(
-            f"Resumed: {count} of the {len(begun.paused)} jobs that it asked to pause; the others had ended "
-            "or are named here."
-        )
-        for job, why in refused:
-            self.stdout.write(f"stays paused: {where(job)}. {why}")
-        for job in pausing:
+        line.done(f"Resumed: {count} of the {len(begun.paused)} jobs that it asked to pause.")
+        for job in found.pausing:
             self.stdout.write(f"still pauses, resume it by hand: {where(job)}")
+        for job, why in found.refused:
+            self.stdout.write(f"stays paused: {where(job)}. {why}")
+        if others := len(begun.paused) - count - len(found.pausing) - len(found.refused):
+            self.stdout.write(f"{others} had ended, or were resumed before.")
 
     def status(self, host: Host | None, options: dict[str, Any]) -> None:
         """Exit status 0 only while it is safe."""
         in_force = [one for one in Maintenance.in_force() if host is None or one.host in (None, host)]
         for one in in_force:
             self.stdout.write(f"{capital(one.sentence)}.")
-        running = list(maintenance.running(host))
+        running, cards = list(maintenance.running(host)), maintenance.held_cards(host)
         for job in running:
             self.stdout.write(f"runs: {where(job)}")
+        if cards:
+            self.stdout.write(f"{cards} cards wait for memory to come back.")
         covered = host is not None or any(one.host is None for one in in_force)
-        if not in_force or not covered or running:
+        if not in_force or not covered or running or cards:
             self.stdout.write("No maintenance is in force." if not in_force else "Not safe yet.")
             raise SystemExit(1)
         self.stdout.write("It is safe: nothing runs, and nothing starts.")

@@ -47,7 +47,7 @@ class Command(migrate.Command):
         line = Progress(self.stdout)
         try:
             made = backup.before_upgrade(line.say)
-        except (backup.Refused, databases.Damaged, databases.Missing, OSError) as error:
+        except (backup.Refused, *databases.FAULTS) as error:
             raise CommandError(
                 f"No backup, so the tables are left as they are: {error} (--no-backup goes on without one)"
             ) from error

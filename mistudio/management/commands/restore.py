@@ -31,7 +31,7 @@ class Command(BaseCommand):
         with home.alone(settings.MISTUDIO_HOME):
             try:
                 aside = restore.restore(source, line.say)
-            except (restore.Refused, databases.Damaged, databases.Missing, OSError) as error:
+            except (restore.Refused, *databases.FAULTS) as error:
                 raise CommandError(str(error)) from error
         line.done(f"Restored from {source}. What was here before is in {aside}: remove it when all is well.")
         missing = sum(not paths.artifact_folder(artifact).is_dir() for artifact in Artifact.objects.all())

@@ -15,6 +15,7 @@ from typing import Any
 
 from django.contrib.auth import get_user_model
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import close_old_connections
 from rest_framework.exceptions import APIException
 
 from gpus import rest
@@ -22,7 +23,7 @@ from jobs import groups, serializers, submit
 from jobs.exceptions import Conflict
 from jobs.models import Job, Status
 from monitor import operator
-from monitor.lines import Pace, progress_line
+from monitor.lines import AWAY, AWAY_ERRORS, Pace, progress_line
 from monitor.signin import base_url
 
 LOOK_SECONDS = 0.5
@@ -81,14 +82,27 @@ class Command(BaseCommand):
         line, pace = Line(self.stderr), Pace()
         try:
             while True:
-                job.refresh_from_db()
-                shown = serializers.full(job)
-                if job.final:
+                shown = look(job)
+                if shown is None:
+                    line.show(AWAY, AWAY)
+                elif job.final:
                     return shown
-                line.show(progress_line(shown, pace.rate(shown["progress"], time.monotonic())), job.status)
+                else:
+                    rate = pace.rate(shown["progress"], time.monotonic())
+                    line.show(progress_line(shown, rate), job.status)
                 time.sleep(LOOK_SECONDS)
         finally:
             line.clear()
+
+
+def look(job: Job) -> dict[str, Any] | None:
+    """The job as it is now; nothing while the database is away, which ends no job, and no following either."""
+    try:
+        job.refresh_from_db()
+        return serializers.full(job)
+    except AWAY_ERRORS:
+        close_old_connections()
+        return None
 
 
 class Line:

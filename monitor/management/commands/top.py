@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import time
 from argparse import ArgumentParser
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.core.management.base import BaseCommand
@@ -15,11 +15,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gpus.models import Host
+from gpus.models import Gpu, Host
 from gpus.timing import sample_seconds
 from jobs.models import Job
 from monitor import board, operator
-from monitor.lines import bar
+from monitor.lines import AWAY, AWAY_ERRORS, bar
 from monitor.templatetags import show
 
 #: The colours of the pages' badges, as a terminal has them.
@@ -46,11 +46,11 @@ class Command(BaseCommand):
             pass
 
     def live(self, console: Console, seconds: float) -> None:
-        with Live(picture(), console=console, screen=True, auto_refresh=False) as screen:
+        with Live(picture_or_why(), console=console, screen=True, auto_refresh=False) as screen:
             while True:
                 time.sleep(seconds)
                 close_old_connections()
-                screen.update(picture(), refresh=True)
+                screen.update(picture_or_why(), refresh=True)
 
 
 def plain(shown: Group) -> str:
@@ -59,11 +59,18 @@ def plain(shown: Group) -> str:
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
+def picture_or_why() -> Group | Text:
+    try:
+        return picture()
+    except AWAY_ERRORS:
+        return Text(AWAY, style="red")
+
+
 def picture() -> Group:
     gpus = board.gpu_map()
     cards = board.cards_of(board.present(gpus.values()))
     waiting = board.queue(operator.account(), gpus)
-    tables = (cards_table(cards), jobs_table(cards), queue_table(waiting))
+    tables = (cards_table(cards), jobs_table(cards), queue_table(waiting, gpus))
     return Group(*hosts(), *(part for table in tables for part in (Text(), table)))
 
 
@@ -83,13 +90,19 @@ def empty_table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table
     return made
 
 
+def add(table: Table, *cells: str | Text, style: str = "") -> None:
+    """A row of texts as they are: in the name of a job, `[/x]` is no markup."""
+    table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), style=style)
+
+
 def cards_table(cards: list[board.Card]) -> Table:
     numbers = ("util", "memory GiB", "temp", "power W")
     made = empty_table("Cards", "#", "name", "state", *numbers, "", right=("#", *numbers))
     for card in cards:
         info, metrics, state = card["info"], card["metrics"], card["state"]
         used, total = metrics["memory_used_bytes"], info["memory_total_bytes"]
-        made.add_row(
+        add(
+            made,
             str(info["gpu_id"]),
             show.short_name(info["name"]),
             Text(state["text"], style=COLOURS.get(state["tone"], "")),
@@ -109,7 +122,8 @@ def jobs_table(cards: list[board.Card]) -> Table:
     )
     for job, numbers in running(cards):
         progress = job.progress or {}
-        made.add_row(
+        add(
+            made,
             numbers,
             f"{show.short_id(job.pk)} {job.name}",
             job.kind,
@@ -132,13 +146,14 @@ def running(cards: list[board.Card]) -> Iterable[tuple[Job, str]]:
     return [(jobs[job_id], ",".join(on[job_id]) or "CPU") for job_id in ordered]
 
 
-def queue_table(waiting: dict[str, Any]) -> Table:
+def queue_table(waiting: dict[str, Any], gpus: Mapping[str, Gpu]) -> Table:
     more = f", and {waiting['more']} more" if waiting["more"] else ""
     made = empty_table(f"Waiting{more}", "asks for", "job", "kind", "owner", "why")
     for row in waiting["rows"]:
         job = row["job"]
-        made.add_row(
-            asked(job.gpu_wanted),
+        add(
+            made,
+            asked(job.gpu_wanted, gpus),
             f"{show.short_id(job.pk)} {job.name}",
             job.kind,
             str(job.owner),
@@ -147,7 +162,10 @@ def queue_table(waiting: dict[str, Any]) -> Table:
     return made
 
 
-def asked(request: str) -> str:
+def asked(request: str, gpus: Mapping[str, Gpu]) -> str:
+    """`auto`, or the numbers of the cards as the table of the cards has them; the UUID of one that is gone."""
     if request.startswith("auto"):
         return request
-    return ", ".join(show.short_uuid(uuid) for uuid in request.split(","))
+    return ",".join(
+        str(gpus[uuid].index) if uuid in gpus else show.short_uuid(uuid) for uuid in request.split(",")
+    )
