@@ -134,7 +134,7 @@ def test_the_theme_is_remembered(theme: str, open_page: OpenPage) -> None:
 def test_the_keyboard_reaches_everything(open_page: OpenPage) -> None:
     page = open_page("/")
     seen = []
-    for _ in range(12):
+    for _ in range(16):
         page.keyboard.press("Tab")
         seen.append(page.evaluate("document.activeElement.textContent.trim()"))
     assert seen[:5] == ["Skip to content", "miStudio", "Monitor", "Jobs", "Artifacts"]
