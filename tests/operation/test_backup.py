@@ -53,9 +53,8 @@ def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_it_copies_one_moment_of_what_is_being_written(busy: Path, tmp_path: Path) -> None:
-    before, said = rows(busy), []
-    while rows(busy) == before:
-        time.sleep(0.01)
+    said: list[str] = []
+    wait_for_writes(busy)
     (tmp_path / "out").mkdir()
     copy = databases.dump_sqlite(tmp_path / "out", said.append)
     assert rows(busy) > rows(copy), "the writer went on meanwhile"
@@ -80,6 +79,7 @@ def test_who_has_the_file_open_is_found_whatever_else_it_closes(
     busy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A service closes sockets all the time; the handle that is gone must not hide the one of the database."""
+    wait_for_writes(busy)
     read, gone, writer = os.readlink, iter([True]), writer_of(busy)
 
     def readlink(path: Any) -> str:
@@ -89,6 +89,12 @@ def test_who_has_the_file_open_is_found_whatever_else_it_closes(
 
     monkeypatch.setattr(os, "readlink", readlink)
     assert [pid for pid, _ in databases.holders()] == [writer]
+
+
+def wait_for_writes(path: Path) -> None:
+    before = rows(path)
+    while rows(path) == before:
+        time.sleep(0.01)
 
 
 def writer_of(path: Path) -> int:
