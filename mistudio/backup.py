@@ -26,6 +26,7 @@ from django.conf import settings
 from django.db import connection
 from django.db.migrations.recorder import MigrationRecorder
 
+from jobs import paths
 from jobs.memory import gib
 from jobs.version import VERSION
 from mistudio import databases
@@ -67,7 +68,7 @@ def make(target: Path, *, with_files: bool = False, say: Say = lambda text: None
         write = write_tar if target.suffix == ".tar" else fill_folder
         made = write(whole, with_files, say)
         os.rename(made, target)
-    sync_folder(target.parent)
+    paths.sync_folder(target.parent)
     return told
 
 
@@ -141,14 +142,6 @@ def link_or_copy(source: Path, target: Path) -> None:
             os.link(source, target)
             return
     shutil.copy2(source, target)
-
-
-def sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def before_upgrade(say: Say = lambda text: None) -> Path:

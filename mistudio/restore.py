@@ -23,7 +23,7 @@ from django.db.migrations.loader import MigrationLoader
 from django.utils import timezone
 
 from gpus.models import Host, Pulse
-from jobs import processes
+from jobs import paths, processes
 from jobs.models import Attempt, Lease
 from mistudio import backup, databases
 
@@ -155,7 +155,7 @@ def put_in_place(unpacked: Path, told: dict[str, Any]) -> None:
         if target.is_dir():
             target.rmdir()  # the empty one that was made in its place
         os.replace(source, target)
-    backup.sync_folder(settings.MISTUDIO_HOME)
+    paths.sync_folder(settings.MISTUDIO_HOME)
 
 
 def forget_processes() -> None:

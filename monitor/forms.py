@@ -26,7 +26,6 @@ from gpus.models import Host
 from gpus.rest import ApiError, body
 from jobs import artifacts, fit, groups, registry, submit, templates
 from jobs.fields import SITES, ArtifactField, CorpusField, SiteField
-from jobs.kind import JobKind
 from jobs.models import FINAL, Artifact, Job, JobGroup, JobTemplate
 from jobs.serializers import may_see
 from monitor import board, links
@@ -374,8 +373,3 @@ def valid_uuid(text: str | None) -> bool:
     except ValueError:
         return False
     return True
-
-
-def has_picker(kind: JobKind) -> bool:
-    """Every kind that may load a model lets people choose the card."""
-    return kind.needs_gpu != "never"
