@@ -20,6 +20,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import pytest
+from huggingface_hub import constants
+
 SIGNATURE = "X-Amz-Signature=5ec2e7"
 PIECE = 2**16
 
@@ -233,6 +236,13 @@ def described(name: str, path: Path) -> dict[str, Any]:
     if name.endswith(".safetensors"):
         told["lfs"] = {"size": told["size"], "sha256": sha256(path), "pointerSize": 134}
     return told
+
+
+def point_at(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """What `HF_ENDPOINT` would do to a process that has not begun yet."""
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    template = url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
 
 
 DIGESTS: dict[tuple[Path, int, str], str] = {}

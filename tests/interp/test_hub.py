@@ -6,45 +6,23 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from huggingface_hub import constants, scan_cache_dir, snapshot_download
 
-from jobs.interp import hub, transfer
+from jobs.interp import hub
 from jobs.interp.errors import Stopped, Unusable
 from jobs.interp.glance import Memory
 from jobs.interp.repository import Listing
-from tests.hub_server import Hub, Repository, sha256
+from tests.hub_server import Hub, Repository, point_at, sha256
 
 MIB = 2**20
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 INDEX = {"weight_map": {"a.weight": SHARDS[0], "b.weight": SHARDS[1]}}
 TOKEN = "hf_secretOfAlice"
-
-
-@pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(transfer, "FIRST_PAUSE", 0.01)
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with Hub() as running:
-        point_at(monkeypatch, running.url)
-        yield running
-
-
-def point_at(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """What `HF_ENDPOINT` would do to a process that has not begun yet."""
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    template = url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
 
 
 @pytest.fixture
@@ -74,9 +52,7 @@ def same(snapshot: hub.Snapshot, repository: Repository) -> bool:
 # What is taken ------------------------------------------------------------------------------------------
 
 
-def test_only_what_a_model_consists_of_is_fetched_from_the_pinned_commit(
-    publish: Any, served: Hub, cache: Path
-) -> None:
+def test_only_what_a_model_consists_of_is_fetched_from_the_pinned_commit(publish: Any, served: Hub) -> None:
     others = {"pytorch_model.bin": 900, "modeling_evil.py": 7, "onnx/model.safetensors": 500, "README.md": 3}
     consolidated = {"consolidated.safetensors": 800}
     ours = {SHARDS[0]: 3000, SHARDS[1]: 2000, "model.safetensors.index.json": json.dumps(INDEX)}
@@ -89,22 +65,29 @@ def test_only_what_a_model_consists_of_is_fetched_from_the_pinned_commit(
     assert len(resolved) == 5 and all(f"/resolve/{repository.commit}/" in path for path in resolved)
 
 
-def test_the_cache_is_the_librarys_own(publish: Any, served: Hub, cache: Path) -> None:
+def test_the_cache_is_the_librarys_own(publish: Any, served: Hub, hub_cache: Path) -> None:
     """Its tools see one revision of whole files, and its own download finds nothing left to fetch."""
     publish({"model.safetensors": 5000})
     snapshot = hub.Fetch("a/b").fetch()
-    found = scan_cache_dir(cache)
+    found = scan_cache_dir(hub_cache)
     assert [(repo.repo_id, repo.nb_files, repo.size_on_disk) for repo in found.repos] == [("a/b", 2, 5002)]
     assert not found.warnings and not found.incomplete_files
     before = len(served.sent)
-    assert snapshot_download("a/b", cache_dir=cache, local_files_only=True) == str(snapshot.folder)
-    assert snapshot_download("a/b", cache_dir=cache, endpoint=served.url, token=False) == str(snapshot.folder)
+    assert snapshot_download("a/b", cache_dir=hub_cache, local_files_only=True) == str(snapshot.folder)
+    assert snapshot_download("a/b", cache_dir=hub_cache, endpoint=served.url, token=False) == str(
+        snapshot.folder
+    )
     assert len(served.sent) == before
 
 
 def test_the_single_file_is_preferred_to_its_shards(publish: Any) -> None:
     publish(
-        {"model.safetensors": 9, SHARDS[0]: 5, SHARDS[1]: 5, "model.safetensors.index.json": json.dumps(INDEX)}
+        {
+            "model.safetensors": 9,
+            SHARDS[0]: 5,
+            SHARDS[1]: 5,
+            "model.safetensors.index.json": json.dumps(INDEX),
+        }
     )
     names = {file.name for file in hub.Fetch("a/b").plan().files}
     assert names == {"config.json", "model.safetensors"}
@@ -123,7 +106,10 @@ def test_a_mirror_that_lists_names_alone_is_asked_for_each_files_header(publish:
     [
         ({"pytorch_model.bin": 10}, r"no safetensors.*refused"),
         ({"model.safetensors": 9, "config.json": '{"auto_map": {}}'}, "needs program code of its own"),
-        ({"consolidated.safetensors": 9}, r"has consolidated\.safetensors, but neither model\.safetensors nor"),
+        (
+            {"consolidated.safetensors": 9},
+            r"has consolidated\.safetensors, but neither model\.safetensors nor",
+        ),
         (
             {SHARDS[0]: 9, "model.safetensors.index.json": json.dumps(INDEX)},
             r"names 2 files of weights, and 1 are not there, model-00002",
@@ -165,7 +151,9 @@ def test_a_cut_body_is_gone_on_with_from_its_last_byte(publish: Any, served: Hub
 def test_what_an_earlier_download_left_is_gone_on_with(publish: Any, served: Hub) -> None:
     """Another process had ended; then part of what it had left was lost."""
     repository = publish({"model.safetensors": 3 * MIB})
-    fetch = hub.Fetch("a/b", should_stop=lambda: bool(served.sent) and served.served("model.safetensors") > MIB)
+    fetch = hub.Fetch(
+        "a/b", should_stop=lambda: bool(served.sent) and served.served("model.safetensors") > MIB
+    )
     served.bytes_per_second = 4 * MIB
     with pytest.raises(Stopped):
         fetch.fetch()
@@ -212,12 +200,12 @@ def test_damaged_bytes_are_found_by_the_digest_and_fetched_again(publish: Any, s
     assert same(hub.Fetch("a/b").fetch(), repository)
 
 
-def test_bytes_that_stay_damaged_are_not_kept(publish: Any, served: Hub, cache: Path) -> None:
+def test_bytes_that_stay_damaged_are_not_kept(publish: Any, served: Hub, hub_cache: Path) -> None:
     publish({"model.safetensors": 5000})
     served.damage = 2
     with pytest.raises(Unusable, match=r"model\.safetensors arrived damaged twice"):
         hub.Fetch("a/b").fetch()
-    assert not [path for path in cache.rglob("*") if path.is_file() and path.stat().st_size >= 5000]
+    assert not [path for path in hub_cache.rglob("*") if path.is_file() and path.stat().st_size >= 5000]
 
 
 def test_a_file_of_the_cache_with_a_wrong_size_is_fetched_again(publish: Any) -> None:
@@ -311,9 +299,12 @@ def test_a_short_pause_that_the_hub_asks_for_is_kept(publish: Any, served: Hub) 
     assert same(hub.Fetch("a/b").fetch(), repository)
 
 
+@pytest.mark.usefixtures("hub_cache")
 def test_a_hub_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     point_at(monkeypatch, "http://127.0.0.1:9")
-    with pytest.raises(Unusable, match=r"127\.0\.0\.1:9 \(HF_ENDPOINT\) could not be reached for a/b.*by its path"):
+    with pytest.raises(
+        Unusable, match=r"127\.0\.0\.1:9 \(HF_ENDPOINT\) could not be reached for a/b.*by its path"
+    ):
         hub.Fetch("a/b").plan()
 
 
