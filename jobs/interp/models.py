@@ -21,20 +21,6 @@ from jobs.interp.site import blocks_of
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 #: What safetensors headers call the types a checkpoint is kept in.
 HEADER_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
-#: Files that a model folder consists of. Programs and pickles are not among them.
-MODEL_FILES = (
-    "config.json",
-    "generation_config.json",
-    "*.safetensors",
-    "model.safetensors.index.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "spiece.model",
-    "chat_template*",
-)
 #: Keys under which configurations keep the longest context.
 LIMIT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 

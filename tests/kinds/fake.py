@@ -41,6 +41,9 @@ class FakeContext:
     def input(self, parameter: str) -> Input:
         return self.inputs[parameter]
 
+    def hub_token(self) -> str | bool:
+        return False
+
     def artifact_path(self, artifact_id: str) -> Path:
         if artifact_id not in self.shelf.items:
             raise ObjectDoesNotExist
