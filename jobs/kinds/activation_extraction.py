@@ -8,6 +8,7 @@ from typing import Any
 
 from rest_framework import serializers
 
+from jobs import extras
 from jobs.fields import ArtifactField, CorpusField, SiteField, is_path
 from jobs.kind import Context, Estimate, Input, JobKind
 
@@ -87,6 +88,7 @@ class Kind(JobKind):
         if "model" not in inputs:
             return
         manifest, errors = inputs["model"].manifest, {}
+        extras.require_for(manifest)
         if over := [site["block"] for site in params["sites"] if site["block"] >= manifest["n_layers"]]:
             errors["sites"] = [
                 f"Block {over[0]} does not exist: the model has blocks 0 to {manifest['n_layers'] - 1}."
@@ -199,6 +201,7 @@ def facts_of(model: Input) -> dict[str, Any]:
         "d_model",
         "d_vocab",
         "n_layers",
+        "quantization",
     )
     return {"name": model.name} | {key: model.manifest.get(key) for key in kept}
 

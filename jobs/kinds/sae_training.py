@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rest_framework import serializers
 
+from jobs import extras
 from jobs.exceptions import JobRejected
 from jobs.fields import ArtifactField, SiteField
 from jobs.kind import Context, Estimate, Input, JobKind
@@ -131,7 +132,9 @@ class Kind(JobKind):
 
     def check(self, params: Mapping[str, Any], inputs: Mapping[str, Input]) -> None:
         if "activations" in inputs:
-            find_site(params, inputs["activations"].manifest)
+            manifest = inputs["activations"].manifest
+            find_site(params, manifest)
+            extras.require_for(manifest["model"] if params["ce_tokens"] else {})
 
     def estimate(self, params: Mapping[str, Any], inputs: Mapping[str, Input]) -> Estimate:
         from jobs.interp import sizes
