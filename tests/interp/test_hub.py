@@ -257,6 +257,9 @@ def test_without_leave_the_hosts_own_token_stays_at_home(
     publish: Any, served: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish({"model.safetensors": 50})
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nowhere")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    hub.Fetch("a/b", token=True).plan()  # there is none to use
     monkeypatch.setenv("HF_TOKEN", "hf_ofTheHost")
     hub.Fetch("a/b").fetch()
     assert {authorization for _, _, authorization in served.asked} == {None}
