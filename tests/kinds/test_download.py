@@ -71,9 +71,10 @@ def test_files_of_the_cache_get_a_second_name_and_no_copy(
 def test_a_later_attempt_stays_with_the_commit_of_the_first(
     served: Hub, shelf: Shelf, published: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as full, pytest.raises(JobRejected):
+    with monkeypatch.context() as full:
         full.setattr(shutil, "disk_usage", lambda _: Disk(100 * GIB, 100 * GIB, 0))
-        run(DOWNLOAD, shelf, source="owner/Tiny")
+        with pytest.raises(JobRejected):
+            run(DOWNLOAD, shelf, source="owner/Tiny")
     first, published.commit = published.commit, "deadbeef" * 5  # the branch has moved on
     published.refs = ("main", first)
     assert run(DOWNLOAD, shelf, source="owner/Tiny")[0]["revision"] == first
