@@ -132,7 +132,9 @@ class Fetch:
         pauses = Pauses(self.stop)
         while True:
             try:
-                return self._with_etags(look(self.repository, self.revision, self.token))
+                listing = self._with_etags(look(self.repository, self.revision, self.token))
+                self._require_access(listing)
+                return listing
             except passing() as error:
                 pauses.after(error, self.repository)
 
@@ -140,6 +142,10 @@ class Fetch:
         """Mirrors may list names alone; the header of each file then tells its size and digest."""
         files = tuple(file if file.etag else self._head(listing, file) for file in listing.files)
         return replace(listing, files=files)
+
+    def _require_access(self, listing: Listing) -> None:
+        """A gated repository is listed for everybody, and another user's download may have left it in the cache."""
+        self._head(listing, RemoteFile(CONFIG, 0, ""))
 
     def _head(self, listing: Listing, file: RemoteFile) -> RemoteFile:
         from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url

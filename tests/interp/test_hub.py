@@ -61,7 +61,7 @@ def test_only_what_a_model_consists_of_is_fetched_from_the_pinned_commit(publish
     assert {path.name for path in snapshot.folder.iterdir()} == {*ours, "config.json", "tokenizer.json"}
     assert (snapshot.commit, snapshot.folder.name) == (repository.commit, repository.commit)
     assert same(snapshot, repository)
-    resolved = [path for _, path, _ in served.asked if "/resolve/" in path]
+    resolved = [path for method, path, _ in served.asked if method == "GET" and "/resolve/" in path]
     assert len(resolved) == 5 and all(f"/resolve/{repository.commit}/" in path for path in resolved)
 
 
@@ -246,10 +246,20 @@ def test_a_token_goes_to_the_hub_and_not_to_its_storage(publish: Any, served: Hu
     assert [sent.authorization for sent in stored] == [None]
 
 
+def test_what_ones_token_has_opened_is_not_opened_to_others_by_the_cache(publish: Any) -> None:
+    publish({"model.safetensors": 50}, gated={TOKEN})
+    hub.Fetch("a/b", token=TOKEN).fetch()
+    with pytest.raises(Unusable, match="is gated"):
+        hub.Fetch("a/b").fetch()
+
+
 def test_without_leave_the_hosts_own_token_stays_at_home(
     publish: Any, served: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish({"model.safetensors": 50})
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nowhere")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    hub.Fetch("a/b", token=True).plan()  # there is none to use
     monkeypatch.setenv("HF_TOKEN", "hf_ofTheHost")
     hub.Fetch("a/b").fetch()
     assert {authorization for _, _, authorization in served.asked} == {None}

@@ -17,7 +17,7 @@ from rest_framework.serializers import ValidationError
 from jobs import registry
 from jobs.exceptions import JobRejected
 from jobs.interp import glance, models
-from jobs.interp.errors import Stopped, Unusable
+from jobs.interp.errors import Unusable
 from tests.hub_server import Hub, Repository
 from tests.interp.conftest import language_model
 from tests.kinds.fake import Shelf, run
@@ -69,15 +69,15 @@ def test_files_of_the_cache_get_a_second_name_and_no_copy(
 
 
 def test_a_later_attempt_stays_with_the_commit_of_the_first(
-    served: Hub, shelf: Shelf, published: Repository, tmp_path: Path
+    served: Hub, shelf: Shelf, published: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(Stopped):
-        run(DOWNLOAD, shelf, source="owner/Tiny", stop_after=1)
-    published.commit = "deadbeef" * 5  # the branch has moved on
-    first = "c0ffee00" * 5
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "disk_usage", lambda _: Disk(100 * GIB, 100 * GIB, 0))
+        with pytest.raises(JobRejected):
+            run(DOWNLOAD, shelf, source="owner/Tiny")
+    first, published.commit = published.commit, "deadbeef" * 5  # the branch has moved on
     published.refs = ("main", first)
-    facts = run(DOWNLOAD, shelf, source="owner/Tiny")[0]
-    assert facts["revision"] == first
+    assert run(DOWNLOAD, shelf, source="owner/Tiny")[0]["revision"] == first
     assert run(DOWNLOAD, shelf, job="another", source="owner/Tiny")[0]["revision"] == "deadbeef" * 5
 
 

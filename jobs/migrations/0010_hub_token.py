@@ -8,7 +8,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('jobs', '0008_group_index'),
+        ('jobs', '0009_waiting_index'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
