@@ -19,6 +19,8 @@ from jobs.interp.errors import Unusable
 
 #: What safetensors headers call the types a checkpoint is kept in.
 HEADER_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
+#: Schemes of bitsandbytes, which jobs can run; other methods are refused.
+SCHEMES = ("int8", "nf4", "fp4")
 #: Ends of the names under which bitsandbytes keeps scales and tables of a packed weight.
 STATES = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", ".SCB", ".weight_format")
 BLOCK = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.\d+\.")
@@ -143,7 +145,7 @@ def require_plain(config: dict[str, Any], name: str, wanted: str) -> None:
     """Raises `Unusable` where the weights are quantized already."""
     scheme = scheme_of(config)
     if scheme is not None:
+        as_it_is = ", or take it as it is, with quantization none and dtype auto" if scheme in SCHEMES else ""
         raise Unusable(
-            f"{name} is quantized already ({scheme}); it cannot become {wanted}. Start from the original, or fetch it "
-            "as it is, with quantization none and dtype auto."
+            f"{name} is quantized already ({scheme}); it cannot become {wanted}. Start from the original{as_it_is}."
         )

@@ -15,7 +15,7 @@ import torch
 from jobs.interp import anatomy, packed
 from jobs.interp.errors import Unusable
 from jobs.interp.files import digest, read_json, whole_folder
-from jobs.interp.headers import Weights, config_of, scheme_of, weight_files
+from jobs.interp.headers import SCHEMES, Weights, config_of, scheme_of, weight_files
 from jobs.interp.site import blocks_of
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -140,7 +140,7 @@ def require_loadable(folder: Path) -> None:
         )
     anatomy.refuse_own_code(folder)
     scheme = scheme_of(config_of(folder))
-    if scheme not in (None, *packed.SCHEMES):
+    if scheme not in (None, *SCHEMES):
         raise Unusable(
             f"{folder.name} is quantized with {scheme}, which no job here can run. Take the original weights, and let "
             "them be quantized here where they are too large (quantization int8 or nf4)."

@@ -20,8 +20,6 @@ from torch.nn.functional import linear
 from jobs.interp import extras
 from jobs.interp.errors import Unusable
 
-#: Schemes of ours and of folders that others made; anything else is refused.
-SCHEMES = ("int8", "nf4", "fp4")
 CLASSES = ("Linear8bitLt", "Linear4bit")
 #: What bitsandbytes and the allocator take beside the weights while they are put on a card.
 MARGIN = 1.1
@@ -55,8 +53,8 @@ def require_support(device: str) -> None:
         )
     if kind == "cuda" and type(bnb.cextension.lib).__name__.startswith("ErrorHandler"):
         raise Unusable(
-            f"bitsandbytes {bnb.__version__} has no kernels for CUDA {torch.version.cuda} on this host. Install a build "
-            "that has them, or go without quantization."
+            f"bitsandbytes {bnb.__version__} has no kernels for CUDA {torch.version.cuda} here. Install a build that "
+            "has them, or go without quantization."
         )
 
 

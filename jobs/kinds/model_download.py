@@ -125,7 +125,7 @@ class Kind(JobKind):
         )
 
     def run(self, context: Context, params: Mapping[str, Any]) -> dict[str, Any]:
-        from jobs.interp import files, models
+        from jobs.interp import files, headers, models
         from jobs.interp.repository import MODEL_FILES
 
         if context.stage == QUANTIZE:
@@ -137,6 +137,7 @@ class Kind(JobKind):
             context.hand_over(QUANTIZE)
         converted = context.checkpoints / "converted"
         if params["dtype"] not in ("auto", models.describe(folder)["dtype"]):
+            headers.require_plain(headers.config_of(folder), source.name, params["dtype"])
             context.report(0, 1, stage="convert", message=f"to {params['dtype']}")
             models.save_as(folder, converted, models.DTYPES[params["dtype"]])
             folder = converted

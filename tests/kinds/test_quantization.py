@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,16 @@ def test_an_attempt_after_a_crash_goes_on_with_what_was_kept(shelf: Shelf, impor
     (import_root / "LL" / "model.safetensors").write_bytes((0).to_bytes(8, "little"))
     kept = models.describe(shelf.folder / "download" / "checkpoints" / "fetched")
     assert kept["parameters"] == before
+
+
+@pytest.mark.usefixtures("library")
+def test_packed_weights_that_others_made_are_taken_as_they_are(shelf: Shelf, import_root: Path) -> None:
+    quantize.quantize(import_root / "LL", import_root / "four", "nf4", device="cpu")
+    facts, *_ = run(DOWNLOAD, shelf, source=str(import_root / "four"))
+    assert facts["quantization"]["scheme"] == "nf4"
+    assert facts["parameters"] == models.describe(import_root / "LL")["parameters"]
+    with pytest.raises(Unusable, match=r"quantized already \(nf4\); it cannot become float16"):
+        run(DOWNLOAD, shelf, source=str(import_root / "four"), dtype="float16")
 
 
 def test_a_plan_without_quantization_takes_no_card() -> None:
@@ -158,7 +169,10 @@ def huge(import_root: Path) -> str:
 
 
 @pytest.mark.django_db
-def test_a_plan_that_fits_no_card_is_refused_with_its_numbers_g56(post: Any, huge: str) -> None:
+def test_a_plan_that_fits_no_card_is_refused_with_its_numbers_g56(
+    post: Any, huge: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[type(DOWNLOAD).__module__], "runs_on_cpu", lambda: False)
     answer = post(source=huge, quantization="nf4")
     assert (answer.status_code, answer.data["code"]) == (400, "model_too_large")
     assert 53 * GIB < answer.data["need_bytes"] < 70 * GIB
