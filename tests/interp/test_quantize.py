@@ -89,9 +89,9 @@ def test_nf4_takes_the_nearest_of_the_sixteen(folder: Path, tmp_path: Path) -> N
 def test_what_became_of_the_layers_is_counted_and_told(made: tuple[Path, dict[str, Any]]) -> None:
     target, found = made
     assert (found["modules_quantized"], found["modules_eligible"]) == (21, 21)  # 3 blocks of 7
-    left = {entry["what"]: (entry["modules"], entry["parameters"]) for entry in found["left"]}
-    assert left == {"Embedding": (1, 1024), "LlamaRMSNorm": (7, 112), "Linear": (1, 1024)}
-    assert all(entry["why"] for entry in found["left"])
+    left = {role: (part["modules"], part["parameters"]) for role, part in found["left"].items()}
+    assert left == {"embeddings": (1, 1024), "norms": (7, 112), "head": (1, 1024)}
+    assert all(part["why"] for part in found["left"].values())
     assert found["memory_bytes_after"] < 0.75 * found["memory_bytes_before"]
     assert found["disk_bytes_after"] == headers.Weights.of(target).bytes
     assert found["quantized_on"] == "cpu"
