@@ -105,20 +105,31 @@ def _stripped(lines: list[str]) -> Iterator[str]:
         yield text
 
 
+def objects(file: DataFile) -> Iterator[dict[str, Any]]:
+    """The objects of a file of JSON Lines. Raises `Unusable` naming the line that is none."""
+    for _, _, row in _numbered_objects(file):
+        yield row
+
+
 def _json_lines(file: DataFile, field: str) -> Iterator[Piece]:
+    for number, share, row in _numbered_objects(file):
+        if field not in row:
+            raise NoField(f"Line {number} of {file.name} has no field {field!r}; it has {_listed(row)}.")
+        document = document_of(row[field], f"{field!r} in line {number} of {file.name}")
+        if document is not None:
+            yield share, document
+
+
+def _numbered_objects(file: DataFile) -> Iterator[tuple[int, float, dict[str, Any]]]:
     size, done = max(1, size_of(file)), 0
     with open(file.path, "rb") as lines:
         for number, line in enumerate(iter(lambda: lines.readline(LINE_BYTES), b""), 1):
             done += len(line)
-            if line.isspace():
-                continue
-            where = f"{field!r} in line {number} of {file.name}"
-            document = document_of(_field_of(line, field, number, file.name), where)
-            if document is not None:
-                yield done / size, document
+            if not line.isspace():
+                yield number, done / size, _object(line, number, file.name)
 
 
-def _field_of(line: bytes, field: str, number: int, name: str) -> Any:
+def _object(line: bytes, number: int, name: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except RecursionError as error:
@@ -129,9 +140,7 @@ def _field_of(line: bytes, field: str, number: int, name: str) -> Any:
         raise Unusable(f"Line {number} of {name} is not JSON: {error}.") from error
     if not isinstance(row, dict):
         raise Unusable(f"Line {number} of {name} is not a JSON object.")
-    if field not in row:
-        raise NoField(f"Line {number} of {name} has no field {field!r}; it has {_listed(row)}.")
-    return row[field]
+    return row
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -145,6 +154,17 @@ def _table(file: DataFile, field: str) -> Iterator[Piece]:
         _require_column(table.schema_arrow.names, field, file)
         batches = table.iter_batches(batch_size=TABLE_ROWS, columns=[field])
         yield from _cells(file, field, batches, table.metadata.num_rows)
+
+
+def shape_of_table(file: DataFile) -> tuple[int, list[str]]:
+    """Rows and columns of a Parquet file. Raises `Unusable` for what is none."""
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(file.path) as table:
+            return table.metadata.num_rows, list(table.schema_arrow.names)
+    except (OSError, ValueError) as error:
+        raise Unusable(f"{file.name} cannot be read: {_words(error)}.") from error
 
 
 def _arrow(file: DataFile, field: str) -> Iterator[Piece]:
