@@ -17,7 +17,7 @@ from rest_framework import serializers
 from rest_framework.exceptions import ParseError
 
 from gpus import rest
-from jobs import extras
+from jobs import readable
 from jobs.interp import readers
 from jobs.interp.errors import Unusable
 from jobs.interp.readers import DataFile
@@ -75,7 +75,7 @@ def json_lines(path: Path) -> Facts:
 
 def table(path: Path) -> Facts:
     """Rows and columns. Raises the 400 `missing_extra`."""
-    extras.require("pyarrow", "A corpus in Parquet")
+    readable.require_pyarrow("A corpus in Parquet")
     rows, columns = readers.shape_of_table(DataFile(path, path.name))
     return {"documents": rows, "fields": shown(columns), **tokenizer(path)}
 

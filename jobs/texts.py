@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 from rest_framework import serializers
 
-from jobs import extras
-from jobs.fields import is_path
+from jobs import readable
+from jobs.fields import HUB_DATA, is_path
 from jobs.interp import sizes
-from jobs.interp.documents import Documents, files_of, missing_extra
+from jobs.interp.documents import Documents, files_of, needs_pyarrow
 from jobs.interp.errors import NoField, Unusable
 from jobs.interp.paths import inside
 from jobs.interp.readers import DataFile
@@ -30,10 +30,12 @@ def errors(
     params: Mapping[str, Any], inputs: Mapping[str, Input], model: Input | None
 ) -> dict[str, list[str]]:
     """What the files themselves say at a first look. Raises the 400 `missing_extra`."""
+    if HUB_DATA.match(params.get("corpus", "")):
+        readable.require_pyarrow("A data set of the Hub")
     if not (files := files_named(params, inputs)):
         return {}
-    if package := missing_extra(files):
-        extras.require(package, f"Reading {files[0].name}")
+    if needs_pyarrow(files):
+        readable.require_pyarrow(f"Reading {files[0].name}")
     documents = Documents(files, params.get("field", "text"))
     try:
         documents.first()
@@ -52,7 +54,7 @@ def tokenizer_errors(made_with: str, model: Input | None) -> dict[str, list[str]
 
 
 def files_named(params: Mapping[str, Any], inputs: Mapping[str, Input]) -> list[DataFile]:
-    """The files of the corpus; none where it is built in, or not made yet.
+    """The files of the corpus; none where it is built in, on the Hub, or not made yet.
 
     Rows of jobs may be older than a parameter: what they lack has its default.
     """
@@ -75,9 +77,12 @@ def files_at(path: str, split: str) -> list[DataFile]:
 
 
 def opened(params: Mapping[str, Any], inputs: Mapping[str, Input]) -> Corpus:
-    """The documents: built in, of files that people named, or of an artifact."""
-    from jobs.interp import corpora
+    """The documents: built in, of files that people named, of the Hub, or of an artifact."""
+    from jobs.interp import corpora, hub_data
 
+    if found := HUB_DATA.match(params["corpus"]):
+        tables, commit = hub_data.tables(found[1], found[2], params["split"])
+        return corpora.of_files(tables, f"{found[1]}@{commit[:12]}", params["field"])
     if not (files := files_named(params, inputs)):
         return corpora.open_corpus(params["corpus"])
     given = inputs.get("corpus")

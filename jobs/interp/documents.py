@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,8 +39,9 @@ class Documents:
 
     @property
     def tokenizer_sha256(self) -> str:
-        """The digest that the files name, or empty. Raises `Unusable` where they name several."""
-        found = {file.tokenizer_sha256 for file in self.files}
+        """The digest that the files name, or empty; those still to be fetched are not asked. Raises `Unusable` where
+        they name several."""
+        found = {file.tokenizer_sha256 for file in self.files if file.fetch is None}
         if len(found) > 1:
             raise Unusable(f"The files under {self.files[0].name} come from different tokenizers.")
         return found.pop() if found else ""
@@ -99,10 +99,8 @@ def of_split(names: Sequence[str], split: str, where: str) -> list[str]:
     return found
 
 
-def missing_extra(files: Iterable[DataFile]) -> str:
-    """The package that these files need and that is not installed, or empty."""
-    needed = any(file.form in NEEDS_PYARROW for file in files)
-    return "pyarrow" if needed and importlib.util.find_spec("pyarrow") is None else ""
+def needs_pyarrow(files: Iterable[DataFile]) -> bool:
+    return any(file.form in NEEDS_PYARROW for file in files)
 
 
 def as_bytes(document: Document) -> bytes:

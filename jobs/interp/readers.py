@@ -16,7 +16,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,19 @@ TOKENIZER_KEY = "tokenizer_sha256"
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file and how it is read; its path may be that of a nameless copy in a cache."""
+    """A file and how it is read; its path may be that of a nameless copy in a cache.
+
+    One that lies elsewhere has `fetch`, which brings it when its turn comes, and its `size_bytes`.
+    """
 
     path: Path
     name: str
+    size_bytes: int | None = None
+    fetch: Callable[[], Path] | None = None
+
+    def here(self) -> DataFile:
+        """The same file on this machine."""
+        return replace(self, path=self.fetch(), fetch=None) if self.fetch else self
 
     @property
     def form(self) -> str:
@@ -59,6 +68,7 @@ class DataFile:
 def pieces(file: DataFile, field: str) -> Iterator[Piece]:
     """What a file holds, every way of being unreadable told in a sentence."""
     try:
+        file = file.here()
         yield from READERS[file.form](file, field)
     except UnicodeDecodeError as error:
         raise Unusable(f"{file.name} cannot be read as UTF-8 text: {error}.") from error
@@ -75,7 +85,7 @@ def _words(error: Exception) -> str:
 
 def size_of(file: DataFile) -> int:
     try:
-        return file.path.stat().st_size
+        return file.path.stat().st_size if file.size_bytes is None else file.size_bytes
     except OSError:
         return 0  # told when it is opened
 

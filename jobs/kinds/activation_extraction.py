@@ -9,7 +9,7 @@ from typing import Any
 from rest_framework import serializers
 
 from jobs import texts
-from jobs.fields import ArtifactField, CorpusField, SiteField, is_path
+from jobs.fields import SITES, ArtifactField, CorpusField, SiteField, is_path
 from jobs.kind import Context, Estimate, Input, JobKind, halved
 
 #: Activations of one token besides the vector itself: norm, id, document, row, position, 4 bytes each.
@@ -19,9 +19,9 @@ BYTES_BESIDE = 20
 class ActivationExtractionParams(serializers.Serializer):
     model = ArtifactField("model", help_text="The model to run.")
     corpus = CorpusField(
-        help_text="`english` (built in), an uploaded corpus, or the path of a file or folder under "
-        "MISTUDIO_IMPORT_ROOTS: UTF-8 text whose paragraphs are documents, JSON Lines, Parquet, a saved data set, "
-        "or rows of tokens in safetensors.",
+        help_text="`english` (built in), an uploaded corpus, a data set of the Hub (`hf:owner/name`), or the path of a "
+        "file or folder under MISTUDIO_IMPORT_ROOTS: UTF-8 text whose paragraphs are documents, JSON Lines, Parquet, a "
+        "saved data set, or rows of tokens in safetensors.",
     )
     sites = SiteField(
         many=True,
@@ -59,7 +59,7 @@ class ActivationExtractionParams(serializers.Serializer):
         help_text="Field or column that holds the document: text, token ids (`input_ids`), or chat `messages`.",
     )
     split = serializers.CharField(
-        max_length=100, default="train", help_text="Part of a data set's folder, where its files name parts."
+        max_length=100, default="train", help_text="Part of a data set, where its files name parts."
     )
     exclude_special = serializers.BooleanField(
         default=True, help_text="Leave out vectors at special tokens (BOS, EOS, padding), by their ids."
@@ -190,6 +190,8 @@ def site_errors(sites: Sequence[Mapping[str, Any]], manifest: Mapping[str, Any])
         missing = manifest.get("missing_sites", {}).get(site["site"], {})
         if site["block"] in missing.get("blocks", ()):
             return {"sites": [f"Block {site['block']} has no {site['site']}: {missing['why']}"]}
+        if site["site"] not in manifest.get("sites", SITES):
+            return {"sites": [f"The model has no {site['site']}; it has {', '.join(manifest['sites'])}."]}
     return {}
 
 

@@ -202,10 +202,9 @@ def test_a_saved_data_set_names_no_files_elsewhere(tmp_path: Path) -> None:
     assert [file.path for file in files_of(tmp_path)] == [tmp_path / "passwd"]
 
 
-def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents.importlib.util, "find_spec", lambda _name: None)
-    assert documents.missing_extra([DataFile(Path("a"), "a.parquet")]) == "pyarrow"
-    assert documents.missing_extra([DataFile(Path("a"), "a.jsonl")]) == ""
+def test_tables_need_pyarrow() -> None:
+    assert documents.needs_pyarrow([DataFile(Path("a"), "A.PARQUET")])
+    assert not documents.needs_pyarrow([DataFile(Path("a"), "a.jsonl")])
 
 
 # Folders ------------------------------------------------------------------------------------------------

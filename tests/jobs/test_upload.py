@@ -115,9 +115,9 @@ def test_a_corpus_may_be_json_lines_or_rows_of_tokens(alice: User, home: Path) -
 def test_a_corpus_in_parquet_needs_the_package(
     alice: User, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from jobs import extras
+    from jobs import readable
 
-    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(readable.importlib.util, "find_spec", lambda _name: None)
     answer = post(alice, file=[("a.parquet", b"PAR1")])
     assert (answer.status_code, answer.data["code"]) == (400, "missing_extra")
     assert "pip install pyarrow==" in answer.data["hint"]

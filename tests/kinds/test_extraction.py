@@ -14,13 +14,14 @@ from safetensors.numpy import save_file as save_numpy
 from safetensors.torch import load_file
 
 from gpus.rest import ApiError
-from jobs import extras, registry
+from jobs import readable, registry
 from jobs.exceptions import JobRejected
 from jobs.interp.errors import Unusable
 from jobs.interp.hooks import capture
 from jobs.interp.models import LanguageModel
 from jobs.interp.site import HOOKS, Site
 from tests.interp.conftest import language_model, tokenizer
+from tests.interp.test_hub_data import Hub
 from tests.interp.test_tokens import chat_tokenizer
 from tests.kinds.fake import FakeContext, Shelf, run
 
@@ -186,7 +187,7 @@ def test_a_table_is_read_by_its_column(shelf: Shelf, import_root: Path, ll: Lang
 def test_without_the_package_a_table_is_a_missing_extra(
     shelf: Shelf, import_root: Path, ll: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(readable.importlib.util, "find_spec", lambda _name: None)
     (import_root / "a.parquet").write_bytes(b"PAR1")
     with pytest.raises(ApiError) as found:
         extract(shelf, import_root / "a.parquet")
@@ -201,6 +202,41 @@ def test_an_uploaded_corpus_of_json_lines_is_read(shelf: Shelf, ll: LanguageMode
     assert extract(shelf, "mine")["corpus"]["name"] == "mine"
     with pytest.raises(ValidationError, match="no field 'body'"):
         extract(shelf, "mine", field="body")
+
+
+@pytest.mark.parametrize(
+    "name", ["hf:", "hf:name", "hf:a/b/c", "hf:../b", "hf:a/b@", "hf:a/b c", "hf:https://x.y/z"]
+)
+def test_a_data_set_of_the_hub_is_spelled_with_its_owner(name: str) -> None:
+    serializer = EXTRACT.Params(data={"model": "m", "sites": [{"block": 0}], "corpus": name})
+    assert not serializer.is_valid()
+    assert "hf:owner/name" in str(serializer.errors["corpus"][0])
+
+
+def test_a_data_set_of_the_hub_needs_pyarrow_at_the_submit(
+    ll: LanguageModel, shelf: Shelf, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(readable.importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(ApiError, match="A data set of the Hub needs the package pyarrow"):
+        extract(shelf, "hf:owner/name@main")
+
+
+def test_a_data_set_of_the_hub_is_read_file_by_file(
+    ll: LanguageModel, shelf: Shelf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import huggingface_hub
+
+    pytest.importorskip("pyarrow")
+    played = Hub(tmp_path, {"v1": ["train-0.parquet", "train-1.parquet", "train-2.parquet"]}, None)
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: played)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", played.download)
+    result = extract(shelf, "hf:owner/name@v1", max_tokens=256)
+    assert (result["corpus"]["name"], result["corpus"]["documents"]) == ("owner/name@commit-of-v1", 6)
+    assert [name for name, _ in played.fetched][-3:] == [
+        "train-0.parquet",
+        "train-1.parquet",
+        "train-2.parquet",
+    ]
 
 
 # Rows and what is told ----------------------------------------------------------------------------------
