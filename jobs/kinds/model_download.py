@@ -84,7 +84,7 @@ class Kind(JobKind):
         return hub_estimate(params["source"], params["revision"], params["dtype"])
 
     def run(self, context: Context, params: Mapping[str, Any]) -> dict[str, Any]:
-        from jobs.interp import files, models
+        from jobs.interp import files, models, offered
         from jobs.interp.repository import MODEL_FILES
 
         source, folder = fetched(context, params)
@@ -95,6 +95,7 @@ class Kind(JobKind):
             models.save_as(folder, converted, models.DTYPES[params["dtype"]])
             folder = converted
         facts = models.describe(folder) | {"repository": source.repository, "revision": source.revision}
+        facts |= {"missing_sites": offered.missing_sites(folder)}
         copy = source.changeable and folder != converted
         target = context.artifact("model", source.name, facts)
         files.bring(folder, target, names=MODEL_FILES, copy=copy)
