@@ -56,6 +56,13 @@ class Code:
         rows = torch.arange(len(self), device=self.starts.device)
         return rows.repeat_interleave(self.starts.diff(), output_size=len(self.values))
 
+    def between(self, low: int, high: int) -> Code:
+        """The same of latents `low` to `high` - 1 alone, counted from `low`."""
+        there = (self.indexes >= low) & (self.indexes < high)
+        counts = torch.bincount(self.tokens[there], minlength=len(self))
+        starts = F.pad(counts.cumsum(0), (1, 0))
+        return Code(self.values[there], self.indexes[there] - low, starts, high - low)
+
     def dense(self) -> Tensor:
         """The code as `feature_acts`. Shapes: `[batch, d_sae]`."""
         blank = self.values.new_zeros(len(self), self.d_sae)

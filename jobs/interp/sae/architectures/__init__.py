@@ -5,7 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from jobs.interp.sae.architectures.base import NO_AUX, SAE, Aux, Step, Weights
+from jobs.interp.sae.architectures.batchtopk import BatchTopK, Matryoshka
+from jobs.interp.sae.architectures.gated import Gated
+from jobs.interp.sae.architectures.jumprelu import JumpReLU
 from jobs.interp.sae.architectures.selection import select
+from jobs.interp.sae.architectures.standard import SkipTranscoder, Standard, Transcoder
 from jobs.interp.sae.architectures.topk import TopK
 from jobs.interp.sae.options import Options
 
@@ -14,9 +18,16 @@ __all__ = [
     "NO_AUX",
     "SAE",
     "Aux",
+    "BatchTopK",
+    "Gated",
+    "JumpReLU",
+    "Matryoshka",
     "Options",
+    "SkipTranscoder",
+    "Standard",
     "Step",
     "TopK",
+    "Transcoder",
     "Weights",
     "begin",
     "select",
@@ -24,7 +35,10 @@ __all__ = [
 ]
 
 #: By the name in `cfg.json`, or that of the training.
-ARCHITECTURES: dict[str, type[SAE]] = {cls.architecture: cls for cls in (TopK,)}
+ARCHITECTURES: dict[str, type[SAE]] = {
+    cls.architecture: cls
+    for cls in (TopK, BatchTopK, Matryoshka, JumpReLU, Standard, Gated, Transcoder, SkipTranscoder)
+}
 
 
 def shaped(options: Options, d_in: int, d_out: int, d_sae: int) -> SAE:

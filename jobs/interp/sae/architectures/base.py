@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from jobs.interp.errors import Unusable
 from jobs.interp.sae.options import Options
+from jobs.interp.sae.support import Support
 from jobs.interp.seeds import generator
 
 
@@ -86,6 +87,8 @@ class SAE(nn.Module):
     #: Kept in at least float32 whatever the rest is (F13: in bfloat16 Adam's steps round away).
     precise: ClassVar[tuple[str, ...]] = ()
 
+    b_enc: nn.Parameter
+
     def __init__(
         self, d_in: int, d_sae: int, *, d_out: int | None = None, dtype: torch.dtype = torch.float32
     ) -> None:
@@ -105,6 +108,11 @@ class SAE(nn.Module):
         return self.encoder.T
 
     @property
+    def bias(self) -> Tensor:
+        """What the encoder adds. Shapes: `[d_sae]`."""
+        return self.b_enc
+
+    @property
     def d_in(self) -> int:
         return self.encoder.shape[1]
 
@@ -121,9 +129,18 @@ class SAE(nn.Module):
         x = x.to(self.encoder.dtype)
         return x - self.b_dec if self.centres else x
 
+    def pre_acts(self, x: Tensor) -> Tensor:
+        """What the encoder says. Shapes: `[batch, d_in]` → `[batch, d_sae]`."""
+        return F.linear(self.centred(x), self.encoder, self.bias)
+
     @abstractmethod
+    def active(self, x: Tensor) -> tuple[Support, Tensor]:
+        """Where latents may be live, and `feature_acts` there. Shapes: `x [batch, d_in]`."""
+
     def encode(self, x: Tensor) -> Tensor:
         """`feature_acts`, mostly zeros once trained. Shapes: `[batch, d_in]` → `[batch, d_sae]`."""
+        support, acts = self.active(x)
+        return support.dense(acts)
 
     def decode(self, feature_acts: Tensor) -> Tensor:
         """Shapes: `[batch, d_sae]` → `[batch, d_out]`."""
@@ -135,8 +152,8 @@ class SAE(nn.Module):
 
     def reconstruct(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The reconstruction, and how often each latent fired. Shapes: → `[batch, d_out]`, `[d_sae]` int64."""
-        acts = self.encode(x)
-        return self.decode(acts), firings_of(acts)
+        support, acts = self.active(x)
+        return support.rows(acts, self.W_dec) + self.b_dec, support.counts(acts > 0)
 
     @abstractmethod
     def backward(self, x: Tensor, target: Tensor, weights: Weights) -> Step:
@@ -159,7 +176,7 @@ class SAE(nn.Module):
 
         Shapes: `sample [n, d_in]`, `target [n, d_out]`, both scaled.
         """
-        self.W_dec.copy_(_drawn(self.W_dec, seed, "decoder"))
+        self.W_dec.copy_(drawn(self.W_dec, seed, "decoder"))
         self.normalise_decoder(self.initial_norm)
         self.encoder.copy_(self.W_dec)
         self.b_dec.copy_(target.double().mean(0))
@@ -220,16 +237,10 @@ class SAE(nn.Module):
         return self
 
 
-def firings_of(acts: Tensor) -> Tensor:
-    """Tokens that each latent fired on. Shapes: `[batch, d_sae]` → `[d_sae]` int64."""
-    return (acts > 0).sum(0)
-
-
-def _drawn(like: Tensor, seed: int, purpose: str) -> Tensor:
+def drawn(like: Tensor, seed: int, purpose: str) -> Tensor:
     """Standard normal on the CPU whatever the device, so that cards begin alike. Shapes: as `like`."""
     return torch.randn(like.shape, generator=generator(seed, purpose))
 
 
-def encoded(sae: SAE, centred: Tensor, bias: Tensor) -> Tensor:
-    """What the encoder says. Shapes: `[batch, d_in]`, `[d_sae]` → `[batch, d_sae]`."""
-    return F.linear(centred, sae.encoder, bias)
+def sum_of(parts: dict[str, Tensor]) -> Tensor:
+    return torch.stack(list(parts.values())).sum()

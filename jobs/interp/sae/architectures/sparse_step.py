@@ -1,6 +1,6 @@
 """Loss and gradients of a step with a sparse code, written out: only live latents are touched after the encoder.
 
-    loss = mean over tokens of |x_hat - x|^2                                (summed over d_in)
+    loss = mean over tokens of |x_hat - x|^2 (summed over d_in), Matryoshka: of every prefix, added
          + aux_coefficient * min(1, n_dead / aux_k) * mean |e_hat - e|^2    (AuxK)
 
 AuxK (Gao et al. 2024, appendix A.2; scale and k as in SAELens): the aux_k strongest *dead* latents, without
@@ -11,12 +11,13 @@ gives gradient to dead latents only. Equal to autograd on the dense form (tests)
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from jobs.interp.sae.architectures.base import Step, Weights
+from jobs.interp.sae.architectures.base import Step, Weights, sum_of
 from jobs.interp.sae.architectures.selection import select
 from jobs.interp.sae.sparse import ByLatent, Code, products, weighted_rows
 
@@ -38,25 +39,60 @@ class Gradients:
 
 def sparse_step(sae: TopK, x: Tensor, target: Tensor, pre: Tensor, code: Code, weights: Weights) -> Step:
     """A step of an SAE whose code is `code`, selected from `pre [batch, d_sae]`."""
-    error = weighted_rows(code, sae.W_dec) + sae.b_dec - target  # [batch, d_out]
     centred = sae.centred(x)
-    found = _main_gradients(sae, centred, code, error)
-    parts = {"reconstruction": error.square().sum(1).mean()}
-    parts["auxiliary"] = _add_aux(found, sae, centred, pre, error, weights)
+    groups = _groups(code, sae.prefixes)
+    errors = _errors(groups, sae, target)
+    slopes = [error * (2 / len(x)) for error in errors]  # d loss / d x_hat, of each prefix alone
+    found = _main_gradients(sae, centred, groups, slopes)
+    parts = {name: error.square().sum(1).mean() for name, error in zip(_names(sae), errors, strict=True)}
+    parts["auxiliary"] = _add_aux(found, sae, centred, pre, errors[-1], weights)
     sae.encoder.grad, sae.b_enc.grad, sae.W_dec.grad = found.encoder, found.b_enc, found.W_dec
     # b_dec is added to the output and taken from the encoder's input
-    sae.b_dec.grad = error.sum(0) * (2 / len(x)) - found.b_enc @ sae.encoder
-    return Step(sum_of(parts), parts, error, code.firings())
+    sae.b_dec.grad = slopes[0].sum(0) - found.b_enc @ sae.encoder
+    return Step(sum_of(parts), parts, errors[-1], code.firings())
 
 
-def sum_of(parts: dict[str, Tensor]) -> Tensor:
-    return torch.stack(list(parts.values())).sum()
+def _names(sae: TopK) -> list[str]:
+    return [f"inner_{width}" for width in sae.prefixes[:-1]] + ["reconstruction"]
 
 
-def _main_gradients(sae: TopK, centred: Tensor, code: Code, error: Tensor) -> Gradients:
-    slope = error * (2 / len(code))  # d loss / d x_hat
+def _groups(code: Code, prefixes: tuple[int, ...]) -> list[tuple[slice, Code]]:
+    """The latents that each prefix adds, and the code of these alone."""
+    if len(prefixes) == 1:
+        return [(slice(0, prefixes[0]), code)]
+    return [(slice(low, high), code.between(low, high)) for low, high in pairwise((0, *prefixes))]
+
+
+def _errors(groups: list[tuple[slice, Code]], sae: TopK, target: Tensor) -> list[Tensor]:
+    """Of each prefix's reconstruction. Shapes: `[batch, d_out]` each."""
+    errors, error = [], sae.b_dec - target
+    for part, code in groups:
+        error = weighted_rows(code, sae.W_dec[part]).add_(error)
+        errors.append(error)
+    return errors
+
+
+def _main_gradients(
+    sae: TopK, centred: Tensor, groups: list[tuple[slice, Code]], slopes: list[Tensor]
+) -> Gradients:
+    """Of all prefixes. `slopes` ends with what reaches each group: its own prefix's slope and those of wider ones."""
+    for wider, narrower in pairwise(reversed(range(len(slopes)))):
+        slopes[narrower] += slopes[wider]
+    found = [
+        _group_gradients(sae, centred, *group, slope) for group, slope in zip(groups, slopes, strict=True)
+    ]
+    if len(found) == 1:
+        return found[0]
+    return Gradients(
+        encoder=torch.cat([one.encoder for one in found]),
+        b_enc=torch.cat([one.b_enc for one in found]),
+        W_dec=torch.cat([one.W_dec for one in found]),
+    )
+
+
+def _group_gradients(sae: TopK, centred: Tensor, part: slice, code: Code, slope: Tensor) -> Gradients:
     by_latent = ByLatent(code)
-    rising = products(code, slope, sae.W_dec) * (code.values > 0)  # d loss / d pre_acts: [n]
+    rising = products(code, slope, sae.W_dec[part]) * (code.values > 0)  # d loss / d pre_acts: [n]
     return Gradients(
         encoder=by_latent.sums(rising, centred),
         b_enc=by_latent.sums(rising, centred.new_ones(len(code), 1)).squeeze(1),

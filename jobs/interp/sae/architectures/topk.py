@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from jobs.interp.errors import Unusable
-from jobs.interp.sae.architectures.base import SAE, Step, Weights, encoded
+from jobs.interp.sae.architectures.base import SAE, Step, Weights
 from jobs.interp.sae.architectures.selection import select
 from jobs.interp.sae.architectures.sparse_step import sparse_step
 from jobs.interp.sae.options import Options
-from jobs.interp.sae.sparse import Code, weighted_rows
+from jobs.interp.sae.sparse import Code
+from jobs.interp.sae.support import Few, Support
 
 
 class TopK(SAE):
@@ -25,7 +26,7 @@ class TopK(SAE):
 
     architecture = "topk"
 
-    def __init__(self, d_in: int, d_sae: int, k: int, *, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, d_in: int, d_sae: int, k: float, *, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(d_in, d_sae, dtype=dtype)
         if not 1 <= k <= d_sae:
             raise Unusable(f"k is {k}, but {d_sae} latents allow 1 to {d_sae}.")
@@ -36,25 +37,19 @@ class TopK(SAE):
     def shaped(cls, options: Options, d_in: int, d_out: int, d_sae: int) -> Self:
         return cls(d_in, d_sae, int(options.k))
 
-    def pre_acts(self, x: Tensor) -> Tensor:
-        """What the encoder says before selection. Shapes: `[batch, d_in]` → `[batch, d_sae]`."""
-        return encoded(self, self.centred(x), self.b_enc)
+    @property
+    def prefixes(self) -> tuple[int, ...]:
+        """Widths of the dictionaries that shall reconstruct by themselves: the whole."""
+        return (self.d_sae,)
 
     def selected(self, pre_acts: Tensor) -> Code:
         """The live latents of a batch. Shapes: `[batch, d_sae]`."""
-        values, indexes = select(pre_acts, self.k)
+        values, indexes = select(pre_acts, int(self.k))
         return Code.of(values.relu(), indexes, self.d_sae)
 
-    def code(self, x: Tensor) -> Code:
-        """The live latents. Shapes: `x [batch, d_in]`."""
-        return self.selected(self.pre_acts(x))
-
-    def encode(self, x: Tensor) -> Tensor:
-        return self.code(x).dense()
-
-    def reconstruct(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        code = self.code(x)
-        return weighted_rows(code, self.W_dec) + self.b_dec, code.firings()
+    def active(self, x: Tensor) -> tuple[Support, Tensor]:
+        code = self.selected(self.pre_acts(x))
+        return Few(code), code.values
 
     @torch.no_grad()
     def backward(self, x: Tensor, target: Tensor, weights: Weights) -> Step:
@@ -66,4 +61,4 @@ class TopK(SAE):
         return type(self)(self.d_in, self.d_sae, self.k, dtype=like.dtype).to(like.device)
 
     def facts(self) -> dict[str, Any]:
-        return {"k": self.k, "rescale_acts_by_decoder_norm": False}
+        return {"k": int(self.k), "rescale_acts_by_decoder_norm": False}
