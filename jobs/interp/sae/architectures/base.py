@@ -155,12 +155,19 @@ class SAE(nn.Module):
         support, acts = self.active(x)
         return support.rows(acts, self.W_dec) + self.b_dec, support.counts(acts > 0)
 
-    @abstractmethod
     def backward(self, x: Tensor, target: Tensor, weights: Weights) -> Step:
-        """Put the gradients of this step's loss into `.grad` of the weights.
+        """Put the gradients of this step's loss into `.grad` of the weights, in their own precision.
 
-        Shapes: `x [batch, d_in]`, `target [batch, d_out]`, both scaled.
+        Shapes: `x [batch, d_in]`, `target [batch, d_out]`, both scaled; for an autoencoder the same tensor. An
+        autocast around it is switched off: half precision makes ties that selection would cut (F14).
         """
+        dtype = self.encoder.dtype
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            return self._step(x.to(dtype), target.to(dtype), weights)
+
+    @abstractmethod
+    def _step(self, x: Tensor, target: Tensor, weights: Weights) -> Step:
+        """The same, both given in the weights' precision."""
 
     @torch.no_grad()
     def project(self) -> None:

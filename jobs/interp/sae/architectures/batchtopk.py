@@ -51,8 +51,7 @@ class BatchTopK(TopK):
         weight = 1 - (1 - THRESHOLD_RATE) ** self.kept_steps.double()
         return self.smallest_kept / weight.clamp(min=THRESHOLD_RATE)
 
-    @torch.no_grad()
-    def backward(self, x: Tensor, target: Tensor, weights: Weights) -> Step:
+    def _step(self, x: Tensor, target: Tensor, weights: Weights) -> Step:
         pre = self.pre_acts(x)
         code = self.selected(pre)
         if len(code.values):

@@ -51,8 +51,7 @@ class Gated(SAE):
         support, _, acts = self._paths(x)
         return support, acts
 
-    @torch.no_grad()
-    def backward(self, x: Tensor, target: Tensor, weights: Weights) -> Step:
+    def _step(self, x: Tensor, target: Tensor, weights: Weights) -> Step:
         share, centred, stretch = weights.sparsity / len(x), self.centred(x), self.r_mag.exp()
         support, p, acts = self._paths(x)
         gates = support.values.relu_()

@@ -56,8 +56,7 @@ class JumpReLU(SAE):
         for first in range(0, self.d_sae, CALIBRATION_LATENTS):
             part = slice(first, first + CALIBRATION_LATENTS)
             pre = self.encoder[part] @ centred.T + self.b_enc[part, None]  # [latents, rows]
-            self.threshold[part] = pre.kthvalue(len(centred) - live, dim=1).values
-        self.after_step()
+            self.threshold[part] = pre.kthvalue(len(centred) - live, dim=1).values.clamp(min=0)
 
     def after_step(self) -> None:
         super().after_step()
@@ -69,8 +68,7 @@ class JumpReLU(SAE):
         pre = support.values
         return support, pre.relu() * (pre > support.per_latent(self.threshold))
 
-    @torch.no_grad()
-    def backward(self, x: Tensor, target: Tensor, weights: Weights) -> Step:
+    def _step(self, x: Tensor, target: Tensor, weights: Weights) -> Step:
         share, centred, width = weights.sparsity / len(x), self.centred(x), self.bandwidth
         threshold = self.threshold.to(self.encoder.dtype)
         # a little more than half the rectangle's width, so that rounding leaves none of it out

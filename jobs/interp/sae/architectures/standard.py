@@ -41,8 +41,7 @@ class Standard(SAE):
         """What reaches the output beside the latents. Shapes: `[batch, d_in]` → `[batch, d_out]`."""
         return 0.0
 
-    @torch.no_grad()
-    def backward(self, x: Tensor, target: Tensor, weights: Weights) -> Step:
+    def _step(self, x: Tensor, target: Tensor, weights: Weights) -> Step:
         share, centred, lengths = weights.sparsity / len(x), self.centred(x), self.W_dec.norm(dim=1)
         support = supported(self.pre_acts(x), 0)
         acts = support.values.relu_()
@@ -107,7 +106,7 @@ class SkipTranscoder(Transcoder):
         return F.linear(x.to(self.W_skip.dtype), self.W_skip)
 
     def _beside_gradient(self, x: Tensor, slope: Tensor) -> None:
-        self.W_skip.grad = slope.T @ x.to(slope.dtype)
+        self.W_skip.grad = slope.T @ x
 
     def reconstruct(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y_hat, firings = super().reconstruct(x)

@@ -51,8 +51,7 @@ class TopK(SAE):
         code = self.selected(self.pre_acts(x))
         return Few(code), code.values
 
-    @torch.no_grad()
-    def backward(self, x: Tensor, target: Tensor, weights: Weights) -> Step:
+    def _step(self, x: Tensor, target: Tensor, weights: Weights) -> Step:
         pre = self.pre_acts(x)
         return sparse_step(self, x, target, pre, self.selected(pre), weights)
 
