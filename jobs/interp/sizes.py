@@ -71,7 +71,7 @@ def batch_bytes(d_in: int, d_sae: int, k: int, batch_size: int) -> int:
 
 
 def buffer_bytes(manifest: Mapping[str, Any]) -> int:
-    """Rows of stored activations that a training mixes at a time (`reading.BUFFER_BYTES`), twice while filling."""
+    """Rows of stored activations that a training mixes at a time (`shuffling.BUFFER_BYTES`), twice while filling."""
     return 2 * min(512 * 2**20, manifest["tokens"] * manifest["d_model"] * WIDTHS[manifest["dtype"]])
 
 

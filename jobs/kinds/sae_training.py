@@ -260,11 +260,11 @@ def model_folder(context: Context, source: Input) -> Path:
 
 def trained(context: Context, params: Mapping[str, Any], data: Data) -> train.Training:
     """The training at its last step, begun here or gone on with from a checkpoint."""
-    from jobs.interp import reading
+    from jobs.interp import shuffling
     from jobs.interp.sae import train
 
     settings = settings_of(params)
-    stream = reading.Shuffled(data.split.train, settings.batch_size, settings.seed)
+    stream = shuffling.Shuffled(data.split.train, settings.batch_size, settings.seed)
     mean_norm = data.split.train.mean_norm()
     training = train.begin_or_resume(settings, stream, mean_norm, context.checkpoints, device=context.device)
 

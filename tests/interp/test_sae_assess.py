@@ -8,10 +8,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from jobs.interp.reading import Shuffled, Split, Store, split
+from jobs.interp.reading import Split, Store, split
 from jobs.interp.sae.assess import Report, assess
 from jobs.interp.sae.metrics import quality
 from jobs.interp.sae.train import Settings, Training
+from jobs.interp.shuffling import Shuffled
 
 
 @pytest.fixture

@@ -162,7 +162,7 @@ class Training:
         return training
 
     def _advance(self, batch: Tensor) -> None:
-        x = batch.to(self.device) * self.scale
+        x = batch.to(self.device).float() * self.scale
         for group in self.adam.param_groups:
             group["lr"] = self.settings.lr_at(self.step)
         found = backward(self.sae, x, self.dead, self.aux)
