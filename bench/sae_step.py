@@ -18,7 +18,7 @@ import torch
 from sae_lens import TopKTrainingSAE, TopKTrainingSAEConfig  # type: ignore[import-not-found]
 from sae_lens.saes.sae import TrainStepInput  # type: ignore[import-not-found]
 
-from jobs.interp.sae.architectures import TopK
+from jobs.interp.sae.architectures import Options, begin
 from jobs.interp.sae.train import Settings, Training
 
 D_IN, D_SAE, K, BATCH, STEPS = 576, 4608, 32, 4096, 4
@@ -42,7 +42,8 @@ def floor() -> Callable[[torch.Tensor], object]:
 
 def ours() -> Callable[[torch.Tensor], object]:
     settings = Settings(d_sae=D_SAE, k=K, tokens=10_000 * BATCH, batch_size=BATCH, lr=1e-3)
-    sae = TopK.initial(D_IN, D_SAE, K, seed=0, mean=torch.zeros(D_IN))
+    nothing = torch.zeros(1, D_IN)
+    sae = begin(Options(k=K), D_IN, D_IN, D_SAE, seed=0, sample=nothing, target=nothing)
     training = Training(sae, settings, scale=1.0)
     return training._advance
 

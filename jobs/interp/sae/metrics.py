@@ -18,7 +18,7 @@ from torch import Tensor
 from jobs.interp.errors import Stopped
 from jobs.interp.hooks import capture, replacing
 from jobs.interp.models import LanguageModel
-from jobs.interp.sae.architectures import TopK
+from jobs.interp.sae.architectures import SAE
 from jobs.interp.site import Site
 from jobs.interp.tokens import Batch, kept
 
@@ -62,14 +62,14 @@ class Quality:
 
 
 @torch.no_grad()
-def quality(sae: TopK, batches: Iterable[Tensor]) -> Quality:
+def quality(sae: SAE, batches: Iterable[Tensor]) -> Quality:
     """Measure `sae` on raw activations. Shapes: each batch `[n, d_in]`."""
     fvu, firings = Fvu(), torch.zeros(sae.d_sae, dtype=torch.long, device=sae.b_dec.device)
     for batch in batches:
         x = batch.to(sae.b_dec.device)
-        code = sae.code(x)
-        fvu.add(x, sae.rebuild(code))
-        firings += code.firings()
+        x_hat, fired = sae.reconstruct(x)
+        fvu.add(x, x_hat)
+        firings += fired
     return Quality(
         fvu.value(), fvu.residual.item() / fvu.n, firings.sum().item() / fvu.n, fvu.n, firings.cpu()
     )

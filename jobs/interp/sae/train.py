@@ -25,8 +25,7 @@ from torch import Tensor
 
 from jobs.interp.errors import NonFinite, Stopped, Unusable
 from jobs.interp.files import TEMPORARY, read_json, whole_folder, write_json, write_tensors
-from jobs.interp.sae.architectures import TopK
-from jobs.interp.sae.gradients import Aux, Step, backward, project
+from jobs.interp.sae.architectures import SAE, Aux, Options, Step, Weights, begin, shaped
 
 logger = logging.getLogger(__name__)
 Metrics = Mapping[str, float]
@@ -57,6 +56,10 @@ class Settings:
         return tuple(field.name for field in fields(cls))
 
     @property
+    def options(self) -> Options:
+        return Options(architecture="topk", k=self.k)
+
+    @property
     def steps(self) -> int:
         return max(1, self.tokens // self.batch_size)
 
@@ -83,7 +86,7 @@ class Stream(Protocol):
 class Training:
     """The state of one training: weights, optimizer, counters. Advance it with `run`."""
 
-    def __init__(self, sae: TopK, settings: Settings, scale: float, *, device: str = "cpu") -> None:
+    def __init__(self, sae: SAE, settings: Settings, scale: float, *, device: str = "cpu") -> None:
         self.sae, self.settings, self.scale, self.device = sae.to(device), settings, scale, device
         self.aux = settings.aux(sae.d_in)
         self.step = 0
@@ -100,11 +103,13 @@ class Training:
         batches.
         """
         count = _batches_for_mean(settings)
-        means = torch.stack([stream.batch(step).double().mean(0) for step in range(count)])  # [count, d_in]
-        d_in = means.shape[1]
+        rows = torch.cat([stream.batch(step).float() for step in range(count)])  # [n, d_in]
+        d_in = rows.shape[1]
         scale = math.sqrt(d_in) / mean_norm
-        mean = means.mean(0).float() * scale
-        sae = TopK.initial(d_in, settings.d_sae, settings.k, seed=settings.seed, mean=mean)
+        sample = rows.mul_(scale)
+        sae = begin(
+            settings.options, d_in, d_in, settings.d_sae, seed=settings.seed, sample=sample, target=sample
+        )
         return cls(sae, settings, scale, device=device)
 
     @property
@@ -136,7 +141,7 @@ class Training:
             if self.step % self.settings.checkpoint_every == 0 or self.step == total:
                 self._keep(checkpoints)
 
-    def finished(self) -> TopK:
+    def finished(self) -> SAE:
         """The SAE for raw activations, scale folded in, on the CPU."""
         return self.sae.folded(self.scale).cpu()
 
@@ -157,7 +162,8 @@ class Training:
             raise Unusable(f"The checkpoint was made with another {', '.join(sorted(differing))}.")
         tensors = load_file(folder / "state.safetensors")
         d_sae, d_in = tensors["encoder"].shape
-        training = cls(TopK(d_in, d_sae, settings.k), settings, float.fromhex(state["scale"]), device=device)
+        sae = shaped(settings.options, d_in, d_in, d_sae)
+        training = cls(sae, settings, float.fromhex(state["scale"]), device=device)
         training._restore(tensors, state["step"])
         return training
 
@@ -165,18 +171,18 @@ class Training:
         x = batch.to(self.device).float() * self.scale
         for group in self.adam.param_groups:
             group["lr"] = self.settings.lr_at(self.step)
-        found = backward(self.sae, x, self.dead, self.aux)
-        project(self.sae)
+        found = self.sae.backward(x, x, Weights(0.0, self.dead, self.aux))
+        self.sae.project()
         self.adam.step()
         self.adam.zero_grad()  # or the next step's gradients would stand beside these
-        self.sae.normalise_decoder()
+        self.sae.after_step()
         self._count(found, len(x))
         self.step += 1
         self._window.add(self.step, x, found)
 
     def _count(self, found: Step, tokens: int) -> None:
         self.tokens_since_fired += tokens
-        self.tokens_since_fired.masked_fill_(found.code.firings() > 0, 0)
+        self.tokens_since_fired.masked_fill_(found.firings > 0, 0)
 
     def _keep(self, checkpoints: Path | None) -> None:
         if checkpoints is not None:
@@ -187,25 +193,21 @@ class Training:
                 shutil.rmtree(old)
 
     def _tensors(self) -> dict[str, Tensor]:
-        tensors: dict[str, Tensor] = {"tokens_since_fired": self.tokens_since_fired}
+        tensors = {"tokens_since_fired": self.tokens_since_fired, **self.sae.state_dict()}
         for name, weight in self.sae.named_parameters():
             moments = self.adam.state.get(weight, {})
-            tensors[name] = weight
             tensors |= {f"adam.{name}.{moment}": value for moment, value in moments.items()}
         return tensors
 
     def _restore(self, tensors: dict[str, Tensor], step: int) -> None:
         self.step = step
         self.tokens_since_fired.copy_(tensors["tokens_since_fired"])
-        with torch.no_grad():
-            for name, weight in self.sae.named_parameters():
-                weight.copy_(tensors[name])
-                prefix = f"adam.{name}."
-                moments = {
-                    key.removeprefix(prefix): tensors[key] for key in tensors if key.startswith(prefix)
-                }
-                if moments:
-                    self.adam.state[weight] = {key: value.to(self.device) for key, value in moments.items()}
+        self.sae.load_state_dict({name: tensors[name] for name in self.sae.state_dict()})
+        for name, weight in self.sae.named_parameters():
+            prefix = f"adam.{name}."
+            moments = {key.removeprefix(prefix): tensors[key] for key in tensors if key.startswith(prefix)}
+            if moments:
+                self.adam.state[weight] = {key: value.to(self.device) for key, value in moments.items()}
 
 
 class _Window:
@@ -224,7 +226,7 @@ class _Window:
         self.loss += found.loss
         self.residual += found.error.square().sum()
         self.variance += (x - x.mean(0)).square().sum()
-        self.live += (found.code.values > 0).sum()
+        self.live += found.live
         here = torch.where(torch.isfinite(found.loss), 0, step)
         self.bad_step = torch.where(self.bad_step == 0, here, self.bad_step)
 
