@@ -163,6 +163,10 @@ class Live:
             self._batch = (step, self._drawn(step))
         return self._batch[1]
 
+    def release(self) -> None:
+        """Let go of the buffer."""
+        self._filled = self._batch = None
+
     def training(self, view: View) -> Iterator[Tensor]:
         """The vectors to train on, in the order of the text. Shapes: as `batch`'s, float32."""
         yield from self._read(view, (row for unit in self.text.units for row in unit))

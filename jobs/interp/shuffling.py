@@ -7,8 +7,8 @@ buffers and passes. So a training can go on anywhere, and memory is a buffer, ho
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
@@ -109,7 +109,9 @@ class Shuffled:
         room = max(1, buffer_bytes // (self.dtype.itemsize * selection.store.d_model))
         self.order = Order(selection.counts, room, seed)
         self._held: tuple[Buffer, Tensor] | None = None
-        self._ahead: tuple[Buffer, _Task] | None = None
+        self._ahead: tuple[Buffer, Future[Tensor]] | None = None
+        # One thread for all buffers: each new one would take memory from the system that it never gives back.
+        self._reader = ThreadPoolExecutor(1, "next-buffer")
 
     def __len__(self) -> int:
         """Rows in one pass."""
@@ -124,12 +126,17 @@ class Shuffled:
         """The pass, from 0, in which the batch of `step` begins."""
         return step * self.batch_size // self.order.length
 
+    def release(self) -> None:
+        """Let go of both buffers."""
+        self._reader.shutdown(cancel_futures=True)
+        self._ahead = self._held = None
+
     def _rows(self, buffer: Buffer) -> Tensor:
         if self._held is None or self._held[0] != buffer:
             self._held = None  # let go of the old buffer before a third one is filled
             self._held = (buffer, self._read(buffer))
             following = self.order.after(buffer)
-            self._ahead = (following, _Task(lambda: self._filled(following)))
+            self._ahead = (following, self._reader.submit(self._filled, following))
         return self._held[1]
 
     def _read(self, buffer: Buffer) -> Tensor:
@@ -148,26 +155,3 @@ class Shuffled:
             rows[places[first : first + len(part)]] = part
             first += len(part)
         return rows
-
-
-class _Task:
-    """A call in a thread of its own; `result` waits for it and raises what it raised."""
-
-    def __init__(self, call: Callable[[], Tensor]) -> None:
-        self._value: Tensor | None = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(call,), daemon=True, name="next buffer")
-        self._thread.start()
-
-    def _run(self, call: Callable[[], Tensor]) -> None:
-        try:
-            self._value = call()
-        except BaseException as error:  # told to the training when it comes to this buffer
-            self._error = error
-
-    def result(self) -> Tensor:
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        assert self._value is not None
-        return self._value

@@ -276,7 +276,7 @@ def test_a_shard_that_cannot_be_read_ahead_is_told_when_it_is_needed(tmp_path: P
     for path in tmp_path.glob("shard_*"):
         path.rename(path.with_suffix(".safetensors"))
     stream.batch(0)
-    stream._ahead[1]._thread.join()
+    stream._ahead[1].exception()
     for path in tmp_path.glob("shard_*"):
         path.rename(path.with_suffix(".away"))
     stream.batch(6)  # was read ahead
