@@ -15,7 +15,7 @@ from jobs.interp.sae.options import Options
 from jobs.interp.sae.settings import Settings
 from jobs.interp.sae.sources import Stored
 from jobs.interp.sae.together import Together
-from jobs.interp.sae.train import Training
+from jobs.interp.sae.train import Training, sampled
 from jobs.interp.site import Site
 
 VIEW = (Site(1),)
@@ -48,7 +48,7 @@ def run(source: Stored) -> Together:
     """Two SAEs on the same vectors."""
     settings = Settings(d_sae=24, options=Options(k=4), tokens=30 * 32, batch_size=32, lr=1e-2)
     trainings = {
-        number: Training.begin(each, source.stream(VIEW), source.mean_norms(VIEW))
+        number: Training.begin(each, *sampled([source.stream(VIEW)], each), source.mean_norms(VIEW))
         for number, each in enumerate([settings, Settings(16, Options(k=2), 30 * 32, batch_size=32)])
     }
     together = Together(trainings)

@@ -16,7 +16,7 @@ from jobs.interp.sae.metrics import quality
 from jobs.interp.sae.options import NAMES, TRANSCODERS, Options
 from jobs.interp.sae.settings import Settings
 from jobs.interp.sae.together import Together, begin_or_resume, saved
-from jobs.interp.sae.train import Stream, Training
+from jobs.interp.sae.train import Stream, Training, sampled
 
 SETTINGS = Settings(
     d_sae=24, options=Options(k=4), tokens=40 * 32, lr=3e-3, batch_size=32, dead_after_tokens=256
@@ -76,7 +76,7 @@ def stream_of(settings: Settings) -> Sparse:
 
 def begin(settings: Settings = SETTINGS) -> Training:
     stream = stream_of(settings)
-    return Training.begin(settings, stream, stream.mean_norms())
+    return Training.begin(settings, *sampled([stream], settings), stream.mean_norms())
 
 
 def run(training: Training, checkpoints: Path | None = None, **options: Any) -> None:

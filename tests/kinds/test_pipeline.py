@@ -361,6 +361,45 @@ def test_straight_from_the_model_goes_on_to_the_same_weights(shelf: Shelf, impor
         assert result["fvu"] == straight["fvu"]
 
 
+EVERY = [
+    {"architecture": "topk", "k": 4},
+    {"architecture": "batchtopk", "k": 4},
+    {"architecture": "matryoshka_batchtopk", "k": 4},
+    {"architecture": "standard", "l1": 0.5},
+    {"architecture": "jumprelu", "l0": 0.5},
+    {"architecture": "gated", "l1": 0.5},
+    {"architecture": "transcoder", "l1": 0.5, "site": {"block": 1, "site": "mlp_in"}},
+    {"architecture": "skip_transcoder", "l1": 0.5, "site": {"block": 1, "site": "mlp_out"}},
+]
+
+
+@pytest.mark.usefixtures("model")
+def test_every_architecture_is_trained_measured_and_finalized(shelf: Shelf, import_root: Path) -> None:
+    """All eight in one job, straight from the model; stopped on the way and made of what there was, too."""
+    asked = {"variants": EVERY, "target_l0": 4, "ce_tokens": 300, "tokens": 6400}
+    with pytest.raises(Stopped):
+        train_live(shelf, import_root, stop_after=60, **asked)
+    early, *_ = train_live(shelf, import_root, finalize=True, **asked)
+    result, *_ = train_live(shelf, import_root, **asked)
+    assert [sae["architecture"] for sae in result["saes"]] == [each["architecture"] for each in EVERY]
+    for before, sae in zip(early["saes"], result["saes"], strict=True):
+        assert 0 < before["ended_at_step"] < 100
+        assert "ended_at_step" not in sae
+        loaded = load_sae(shelf.named(sae["artifact"]).path)
+        assert (loaded.d_sae, loaded.d_in, loaded.d_out) == (64, 16, 16)
+        assert 0 < sae["fvu"] < 0.9, sae
+        assert 0 < sae["l0"] < 64
+        assert sae["kl"] >= 0 and sae["ce_clean"] > 0
+    transcoder = result["saes"][6]
+    config = json.loads((shelf.named(transcoder["artifact"]).path / "cfg.json").read_text())
+    assert (transcoder["site"], transcoder["site_out"]) == (
+        "blocks.1.ln2.hook_normalized",
+        "blocks.1.hook_mlp_out",
+    )
+    assert config["metadata"]["hook_name_out"] == "blocks.1.hook_mlp_out"
+    assert config["d_out"] == 16
+
+
 @pytest.mark.usefixtures("model")
 def test_it_stops_while_the_model_reads(shelf: Shelf, import_root: Path) -> None:
     """Before the first step there is nothing to keep, and nothing is broken."""

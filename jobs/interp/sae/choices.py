@@ -100,6 +100,12 @@ def _errors_of(variant: Values, member: Values) -> Iterable[tuple[str, str]]:
             "site",
             f"A {architecture} reads mlp_in and gives mlp_out of a block; name one of them, not {site['site']}.",
         )
+    target = member.get("target_l0") or Options.target_l0
+    if architecture == "jumprelu" and not target < member["d_sae"]:
+        yield (
+            "target_l0",
+            f"target_l0 is {target:g}; of {member['d_sae']} latents fewer have to be live. Lower it.",
+        )
     widths = member.get("widths")
     if widths and (list(widths) != sorted(set(widths)) or widths[-1] > member["d_sae"]):
         yield "widths", f"Widths must rise and end at most at {member['d_sae']}, the number of latents."

@@ -114,7 +114,9 @@ def load_sae(folder: Path, *, device: str = "cpu") -> SAE:
     architecture = config["architecture"]
     if ARCHITECTURES[architecture].centres and not config.get("apply_b_dec_to_input", True):
         _centre(weights)
-    sae = shaped(Options(architecture, k=config.get("k", Options.k)), d_in, d_out, d_sae)
+    # target_l0 is for thresholds to begin with; here they come from the file
+    options = Options(architecture, k=config.get("k", Options.k), target_l0=d_sae / 2)
+    sae = shaped(options, d_in, d_out, d_sae)
     _fill(sae, weights, folder)
     return sae.to(device)
 

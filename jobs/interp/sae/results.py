@@ -97,6 +97,12 @@ def export(
 ) -> None:
     """The SAE in SAELens' layout, its recipe beside the weights."""
     places = [ground.places[site] for site in ground.views[number]]
+    sae, trained = training.finished(), ground.members[number]["architecture"]
+    out = (
+        {"hook_name_out": places[1]["hook_name"], "hf_hook_name_out": places[1]["module"]}
+        if places[1:]
+        else {}
+    )
     metadata = Metadata(
         model_name=ground.model["repository"],
         hook_name=places[0]["hook_name"],
@@ -105,10 +111,12 @@ def export(
         prepend_bos=ground.prepend_bos,
         exclude_special_tokens=ground.exclude_special,
         dataset_path=ground.corpus,
+        training_architecture=trained if trained != sae.architecture else None,
+        **out,
     )
     # The weights of the model by their digest: a copy may be named after the repository that it is a copy of.
     recipe = {"model": ground.model, "settings": training.settings.as_dict(), **facts}
-    save_sae(folder, training.finished(), metadata, log10_frequencies=report.log10_frequencies, extra=recipe)
+    save_sae(folder, sae, metadata, log10_frequencies=report.log10_frequencies, extra=recipe)
 
 
 def write_histogram(folder: Path, ground: Ground, reports: Mapping[int, Report]) -> None:

@@ -164,9 +164,10 @@ class Running:
         else:
             self.measured = self.live.measure(outlier_ratio)
             write_json(memory, state_of(self.measured))
+        self.streams = {view: self.live.at(view) for view in self.live.views}
 
     def stream(self, view: View) -> Stream:
-        return self.live.at(view)
+        return self.streams[view]
 
     def mean_norms(self, view: View) -> tuple[float, ...]:
         return self.measured.norms[view]

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from jobs.interp.errors import NonFinite, Stopped, Unusable
 from jobs.interp.files import TEMPORARY, read_json, whole_folder, write_json, write_tensors
 from jobs.interp.sae.settings import Settings
-from jobs.interp.sae.train import Metrics, Stream, Training
+from jobs.interp.sae.train import Metrics, Stream, Training, sampled
 
 logger = logging.getLogger(__name__)
 #: By the number of the SAE.
@@ -174,8 +174,9 @@ def begin_or_resume(
     if found := saved(checkpoints):
         logger.info("going on from %s", found[-1].name)
         return Together.resume(found[-1], settings, device=device)
+    samples = sampled(streams, settings[0])
     begun = [
-        Training.begin(one, stream, norms, device=device)
-        for one, stream, norms in zip(settings, streams, mean_norms, strict=True)
+        Training.begin(one, sample, norms, device=device)
+        for one, sample, norms in zip(settings, samples, mean_norms, strict=True)
     ]
     return Together(dict(enumerate(begun)))

@@ -49,11 +49,13 @@ class Training:
 
     @classmethod
     def begin(
-        cls, settings: Settings, stream: Stream, mean_norms: Sequence[float], *, device: str = "cpu"
+        cls, settings: Settings, sample: Tensor, mean_norms: Sequence[float], *, device: str = "cpu"
     ) -> Training:
-        """A new training on data of so long vectors in the mean; biases and thresholds come of the first batches."""
-        count = min(settings.steps, max(1, SAMPLE_ROWS // settings.batch_size))
-        rows = torch.cat([stream.batch(step) for step in range(count)]).float()
+        """A new training on data of so long vectors in the mean; biases and thresholds come of the sample.
+
+        Shapes: as the stream's.
+        """
+        rows = sample.float()
         widths = [rows.shape[1] // len(mean_norms)] * len(mean_norms)
         scales = [math.sqrt(width) / norm for width, norm in zip(widths, mean_norms, strict=True)]
         x, target = _sides(rows, scales)
@@ -152,6 +154,18 @@ class Training:
             if moments:
                 training.adam.state[weight] = {key: value.to(device) for key, value in moments.items()}
         return training
+
+
+def sampled(streams: Sequence[Stream], settings: Settings) -> list[Tensor]:
+    """The first rows of each stream, read in step; one that is named twice is read once. Shapes: as the streams'."""
+    count = min(settings.steps, max(1, SAMPLE_ROWS // settings.batch_size))
+    parts: dict[int, list[Tensor]] = {id(stream): [] for stream in streams}
+    for step in range(count):
+        batches = {id(stream): stream.batch(step) for stream in streams}
+        for key, batch in batches.items():
+            parts[key].append(batch)
+    rows = {key: torch.cat(found) for key, found in parts.items()}
+    return [rows[id(stream)] for stream in streams]
 
 
 def _sides(rows: Tensor, scales: Sequence[float]) -> tuple[Tensor, Tensor]:
