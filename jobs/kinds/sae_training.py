@@ -89,7 +89,10 @@ class SaeTrainingParams(serializers.Serializer):
         help_text="Live latents per token of the TopK kinds; empty: 32.",
     )
     lr = serializers.FloatField(
-        min_value=1e-7, max_value=1.0, default=5e-4, help_text="Peak learning rate of Adam."
+        min_value=1e-7,
+        max_value=1.0,
+        **optional(),
+        help_text="Peak learning rate of Adam; empty: by latents and steps, 0.004 at most.",
     )
     tokens = serializers.IntegerField(
         min_value=1,

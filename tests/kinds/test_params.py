@@ -213,6 +213,15 @@ def test_values_for_all_are_for_those_that_take_them() -> None:
     ]
 
 
+def test_the_learning_rate_is_by_latents_and_steps_where_none_is_given() -> None:
+    from jobs.interp.sae.choices import default_lr
+
+    assert default_lr(2**14, 5000) == default_lr(2**14, 10**6) == pytest.approx(2e-4)
+    assert default_lr(2**16, 10**6) == pytest.approx(1e-4)
+    assert default_lr(2304, 293) == pytest.approx(2e-4 * (16384 / 2304) ** 0.5 * (5000 / 293) ** 0.5)
+    assert default_lr(64, 1) == 4e-3
+
+
 def test_a_transcoder_takes_the_pair_of_a_block() -> None:
     asked = {"activations": "a", "architecture": "transcoder", "d_sae": 64}
     assert refused("sae_training", given("activations", PAIRED), **asked) == {}
