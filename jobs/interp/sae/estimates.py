@@ -11,7 +11,7 @@ from typing import Any
 
 from jobs.interp import sizes
 from jobs.interp.sae import choices
-from jobs.interp.sae.options import TRANSCODERS
+from jobs.interp.sae.options import TRANSCODERS, Options
 
 Values = Mapping[str, Any]
 Parts = dict[str, int]
@@ -53,7 +53,7 @@ def width_of(manifests: Mapping[str, Values]) -> int:
 
 def held_bytes(members: list[dict[str, Any]], width: int) -> Parts:
     """Weights and moments of all from begin to end, and the gradients of one at a time."""
-    each = [sizes.topk_bytes(width, member["d_sae"]) for member in members]
+    each = [sizes.sae_bytes(member["architecture"], width, member["d_sae"]) for member in members]
     return {
         "sae": sum(one["sae"] for one in each),
         "gradients": max(one["gradients"] for one in each),
@@ -62,7 +62,10 @@ def held_bytes(members: list[dict[str, Any]], width: int) -> Parts:
 
 
 def batch_of(member: Values, width: int, batch_size: int) -> int:
-    return sizes.batch_bytes(width, member["d_sae"], member["k"] or 0, batch_size)
+    live = member.get("target_l0") or Options.target_l0
+    return sizes.batch_bytes(
+        member["architecture"], width, member["d_sae"], member["k"] or 0, batch_size, live
+    )
 
 
 def buffers(
