@@ -19,7 +19,8 @@ from sae_lens import TopKTrainingSAE, TopKTrainingSAEConfig  # type: ignore[impo
 from sae_lens.saes.sae import TrainStepInput  # type: ignore[import-not-found]
 
 from jobs.interp.sae.architectures import Options, begin
-from jobs.interp.sae.train import Settings, Training
+from jobs.interp.sae.settings import Settings
+from jobs.interp.sae.train import Training
 
 D_IN, D_SAE, K, BATCH, STEPS = 576, 4608, 32, 4096, 4
 
@@ -41,11 +42,12 @@ def floor() -> Callable[[torch.Tensor], object]:
 
 
 def ours() -> Callable[[torch.Tensor], object]:
-    settings = Settings(d_sae=D_SAE, k=K, tokens=10_000 * BATCH, batch_size=BATCH, lr=1e-3)
+    options = Options(k=K)
+    settings = Settings(d_sae=D_SAE, options=options, tokens=10_000 * BATCH, batch_size=BATCH, lr=1e-3)
     nothing = torch.zeros(1, D_IN)
-    sae = begin(Options(k=K), D_IN, D_IN, D_SAE, seed=0, sample=nothing, target=nothing)
-    training = Training(sae, settings, scale=1.0)
-    return training._advance
+    sae = begin(options, D_IN, D_IN, D_SAE, seed=0, sample=nothing, target=nothing)
+    training = Training(sae, settings, [1.0])
+    return training.advance
 
 
 def saelens() -> Callable[[torch.Tensor], object]:

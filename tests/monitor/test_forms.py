@@ -338,3 +338,14 @@ def test_a_form_says_which_package_a_table_needs(
     answer = signed_in(alice).post("/new/activation_extraction/", typed)
     assert (answer.status_code, "needs the package pyarrow" in answer.content.decode()) == (400, True)
     assert not Job.objects.exists()
+
+
+def test_several_saes_are_written_as_json_and_come_back_as_they_were(alice: User) -> None:
+    """A list of things with fields of their own has no rows in the form."""
+    data = form_of(alice, "sae_training", variants='[{"k": 8}, {"k": 16}]').data()
+    assert data["variants"] == [{"k": 8}, {"k": 16}]
+    typed = form_of(alice, "sae_training", variants="k 8 and 16")
+    assert typed.data()["variants"] == "k 8 and 16"
+    job = Job.objects.create(kind="sae_training", owner=alice, params={"variants": [{"k": 8}]})
+    page = signed_in(alice).get(f"/new/sae_training/?again={job.pk}").content.decode()
+    assert "[{&quot;k&quot;: 8}]" in page
