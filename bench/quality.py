@@ -104,7 +104,7 @@ def saelens(plan: Plan, data: Data) -> nn.Module:
     trainer: Any = SAETrainer(
         SAETrainerConfig(
             total_training_samples=plan.steps * plan.batch, train_batch_size_samples=plan.batch, lr=plan.lr,
-            lr_warm_up_steps=round(WARMUP * plan.steps), lr_decay_steps=round(DECAY * plan.steps),
+            lr_end=plan.lr, lr_warm_up_steps=round(WARMUP * plan.steps), lr_decay_steps=round(DECAY * plan.steps),
             dead_feature_window=window,
         ),
         getattr(sae_lens, f"{name}TrainingSAE")(config),

@@ -17,11 +17,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bench.sae_peers import PEERS, Shape, Step
+from bench.sae_peers import PEERS, Shape
 from bench.side_by_side import in_turns
 from jobs.interp.sae.architectures import TopK
 from jobs.interp.sae.train import Settings, Training
 
+Step = Callable[[Tensor], object]
 #: By architecture: peer → how many times as fast ours is said to be.
 CLAIMS = {
     "topk": {"SAELens": 3.0, "sparsify": 1.1},
@@ -46,9 +47,11 @@ def floor(shape: Shape) -> Step:
     return step
 
 
-def ours(architecture: str, shape: Shape, batch: int) -> Step:
+def ours(architecture: str, shape: Shape) -> Step:
     assert architecture == TopK.architecture
-    settings = Settings(d_sae=shape.d_sae, k=shape.k, tokens=10_000 * batch, batch_size=batch, lr=shape.lr)
+    settings = Settings(
+        d_sae=shape.d_sae, k=shape.k, tokens=10_000 * shape.batch, batch_size=shape.batch, lr=shape.lr
+    )
     sae = TopK.initial(shape.d_in, shape.d_sae, shape.k, seed=0, mean=torch.zeros(shape.d_in))
     return Training(sae, settings, scale=1.0)._advance
 
@@ -70,10 +73,10 @@ def main() -> None:
     architecture = given.pop("architecture", "topk")
     numbers = {"rounds": 3, "steps": 8, "d_sae": 4608, "batch": 4096}
     numbers |= {name: int(value) for name, value in given.items()}
-    shape = Shape(d_sae=numbers["d_sae"])
+    shape = Shape(d_sae=numbers["d_sae"], batch=numbers["batch"])
     batches = data(numbers["steps"], numbers["batch"], shape.d_in)
-    steps = {"encoder product": floor(shape), "ours": ours(architecture, shape, numbers["batch"])}
-    steps |= {name: peer(shape) for name, peer in PEERS[architecture].items()}
+    steps = {"encoder product": floor(shape), "ours": ours(architecture, shape)}
+    steps |= {name: peer(shape).step for name, peer in PEERS[architecture].items()}
     for step in steps.values():
         step(batches[0])
     sides = {name: speed_of(step, batches) for name, step in steps.items()}
