@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 import os
-import resource
 import statistics
 import sys
 import tempfile
@@ -40,27 +39,37 @@ class Point:
     memory_bytes: int
 
 
-def peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+class Peak:
+    """The most resident memory from now on, beside what is there now."""
+
+    def __init__(self) -> None:
+        Path("/proc/self/clear_refs").write_text("5")  # the kernel's high-water mark starts anew
+        self.before = status_bytes("VmRSS")
+
+    def bytes(self) -> int:
+        return status_bytes("VmHWM") - self.before
+
+
+def status_bytes(name: str) -> int:
+    """A line of this process's status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(f"{name}:")).split()[1])
 
 
 def step(d_sae: int, batch: int) -> tuple[float, int]:
     """Median seconds of one training step, and the memory that weights, moments and step take."""
     import torch
 
-    from jobs.interp.sae.architectures import TopK
-    from jobs.interp.sae.train import Settings, Training
+    from bench.our_sae import step_of
 
-    before = peak_bytes()
-    settings = Settings(d_sae=d_sae, k=K, tokens=10**9, batch_size=batch)
-    sae = TopK.initial(WIDTH, d_sae, K, seed=0, mean=torch.zeros(WIDTH))
-    training = Training(sae, settings, scale=1.0)
+    peak = Peak()
+    advance = step_of("topk", WIDTH, d_sae, k=K, batch=batch)
     x, taken = torch.randn(batch, WIDTH), list[float]()
     while len(taken) < 4 or (sum(taken) < 2 and len(taken) < 100):
         began = time.perf_counter()
-        training._advance(x)
+        advance(x)
         taken.append(time.perf_counter() - began)
-    return statistics.median(taken[1:]), peak_bytes() - before
+    return statistics.median(taken[1:]), peak.bytes()
 
 
 def by_latents(size: int) -> Point:
@@ -72,17 +81,14 @@ def by_batch(size: int) -> Point:
 
 
 def training_by_tokens(size: int) -> Point:
+    from bench.our_sae import training
     from bench.quality import Data, stock
-    from jobs.interp.reading import Shuffled
-    from jobs.interp.sae.train import Settings, Training
 
     data = Data.open(stock(HOME), block=4)
-    settings = Settings(d_sae=1024, k=K, tokens=size, batch_size=1024)
-    stream = Shuffled(data.parts.train, settings.batch_size, seed=0)
-    stream.batch(0)
-    before, began = peak_bytes(), time.perf_counter()
-    Training.begin(settings, stream, data.parts.train.mean_norm()).run(stream)
-    return Point(size, time.perf_counter() - began, peak_bytes() - before)
+    peak, began = Peak(), time.perf_counter()
+    run, stream = training("topk", data.parts.train, d_sae=1024, tokens=size, batch=1024)
+    run.run(stream)
+    return Point(size, time.perf_counter() - began, peak.bytes())
 
 
 def extraction_by_tokens(size: int) -> Point:
@@ -93,10 +99,10 @@ def extraction_by_tokens(size: int) -> Point:
     model = models.load(HOME / "cache" / "demo-model")
     text = corpora.english().documents
     rows = tokens.rows_of(text, model.tokenizer, 128, max_tokens=size, bos_id=model.bos_id)
-    before, began = peak_bytes(), time.perf_counter()
+    peak, began = Peak(), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         extract(model, rows, Recipe((Site(2),)), Path(folder) / "a", batch_size=8)
-        return Point(size, time.perf_counter() - began, peak_bytes() - before)
+        return Point(size, time.perf_counter() - began, peak.bytes())
 
 
 @dataclass(frozen=True)

@@ -27,16 +27,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bench.our_sae import DEAD, training
 from jobs.interp import corpora, models, tokens
 from jobs.interp.activations import SUMMARY, Recipe, extract
 from jobs.interp.files import read_json
 from jobs.interp.reading import Shuffled, Split, Store, heldout_text, split
 from jobs.interp.sae.metrics import Fvu, cross_entropy
-from jobs.interp.sae.train import Settings, Training
 from jobs.interp.site import Site
 
 BLOCKS, TOKENS, CONTEXT, CE_TOKENS = (4, 15), 260_000, 128, 4096
-WARMUP, DECAY, DEAD = 0.05, 0.2, 0.1  # of all steps
+#: Of all steps, as our training has them by default, and SAELens' is told to.
+WARMUP, DECAY = 0.05, 0.2
 
 
 @dataclass(frozen=True)
@@ -78,14 +79,12 @@ class Data:
 
 
 def ours(plan: Plan, data: Data) -> nn.Module:
-    settings = Settings(
-        d_sae=plan.d_sae, k=plan.k, tokens=plan.tokens, batch_size=plan.batch, lr=plan.lr,
-        warmup_fraction=WARMUP, decay_fraction=DECAY,
+    run, stream = training(
+        plan.architecture, data.parts.train, d_sae=plan.d_sae, tokens=plan.tokens, k=plan.k, batch=plan.batch,
+        lr=plan.lr,
     )  # fmt: skip
-    stream = data.stream(plan)
-    training = Training.begin(settings, stream, data.parts.train.mean_norm())
-    training.run(stream)
-    return training.finished()
+    run.run(stream)
+    return run.finished()
 
 
 def saelens(plan: Plan, data: Data) -> nn.Module:

@@ -17,10 +17,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from bench.our_sae import step_of
 from bench.sae_peers import PEERS, Shape
 from bench.side_by_side import in_turns
-from jobs.interp.sae.architectures import TopK
-from jobs.interp.sae.train import Settings, Training
 
 Step = Callable[[Tensor], object]
 #: By architecture: peer → how many times as fast ours is said to be.
@@ -47,15 +46,6 @@ def floor(shape: Shape) -> Step:
     return step
 
 
-def ours(architecture: str, shape: Shape) -> Step:
-    assert architecture == TopK.architecture
-    settings = Settings(
-        d_sae=shape.d_sae, k=shape.k, tokens=10_000 * shape.batch, batch_size=shape.batch, lr=shape.lr
-    )
-    sae = TopK.initial(shape.d_in, shape.d_sae, shape.k, seed=0, mean=torch.zeros(shape.d_in))
-    return Training(sae, settings, scale=1.0)._advance
-
-
 def speed_of(step: Step, batches: list[Tensor]) -> Callable[[], float]:
     """Measures tokens per second over all batches."""
 
@@ -75,7 +65,10 @@ def main() -> None:
     numbers |= {name: int(value) for name, value in given.items()}
     shape = Shape(d_sae=numbers["d_sae"], batch=numbers["batch"])
     batches = data(numbers["steps"], numbers["batch"], shape.d_in)
-    steps = {"encoder product": floor(shape), "ours": ours(architecture, shape)}
+    steps = {
+        "encoder product": floor(shape),
+        "ours": step_of(architecture, shape.d_in, shape.d_sae, batch=shape.batch),
+    }
     steps |= {name: peer(shape).step for name, peer in PEERS[architecture].items()}
     for step in steps.values():
         step(batches[0])

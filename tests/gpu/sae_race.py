@@ -30,13 +30,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.our_sae import training
 from jobs.interp import corpora, models, tokens
 from jobs.interp.activations import Recipe, extract
 from jobs.interp.reading import Shuffled, Split, Store, heldout_text, split
 from jobs.interp.sae.architectures import TopK, select
 from jobs.interp.sae.gradients import Aux, backward
 from jobs.interp.sae.metrics import Fvu, cross_entropy
-from jobs.interp.sae.train import Settings, Training
 from jobs.interp.site import Site
 
 K, POINTS, SLOWER = 64, 8, 1.05
@@ -182,10 +182,12 @@ def random_model(given: argparse.Namespace) -> models.LanguageModel:
 def ours(
     track: Track, d_sae: int, lr: float
 ) -> tuple[Callable[[Tensor], object], Callable[[Tensor], Tensor]]:
-    settings = Settings(d_sae=d_sae, k=K, tokens=track.steps * track.batch, batch_size=track.batch, lr=lr)
-    stream = Shuffled(track.parts.train, track.batch, seed=0)
-    training = Training.begin(settings, stream, track.parts.train.mean_norm(), device=track.model.device)
-    return training._advance, lambda x: training.sae(x * training.scale) / training.scale
+    tokens = track.steps * track.batch
+    run, _ = training(
+        "topk", track.parts.train, d_sae=d_sae, tokens=tokens, k=K, batch=track.batch, lr=lr,
+        device=track.model.device,
+    )  # fmt: skip
+    return run._advance, lambda x: run.sae(x * run.scale) / run.scale
 
 
 def theirs(name: str, track: Track, d_sae: int, lr: float) -> tuple[Callable, Callable]:

@@ -16,6 +16,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(900)]
     not PYTHON.exists(), reason="no .venv-peers: run `python3 scripts/setup.py --peers` to race the others"
 )
 def test_ours_is_first_to_the_same_sae_and_never_slower_than_the_dense_form() -> None:
-    ran = subprocess.run([PYTHON, "-m", "tests.gpu.sae_race"], cwd=ROOT, capture_output=True, text=True)
+    ran = subprocess.run(
+        [PYTHON, "-m", "tests.gpu.sae_race"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     print(ran.stdout)
     assert ran.returncode == 0, ran.stderr[-2000:]
