@@ -5,7 +5,7 @@
 step by latents       a TopK training step, 576 wide, batch 1024, k 32: 1 k to 100 k latents
 step by batch         the same with 4608 latents: 100 to 10 000 tokens
 training by tokens    1024 latents on stored vectors, batch 1024: 20 k to 2 M tokens; memory is flat
-extraction by tokens  through block 2 of SmolLM2-135M: 1 k to 100 k tokens; memory is flat
+extraction by tokens  through block 2 of SmolLM2-135M: 1 k to 100 k tokens; memory is flat once a shard (16 k) is full
 
 For each size a fresh process. The exponent is the slope of log time over log size, over the whole series and over its
 upper half, where what a step costs at any size no longer counts; memory is the peak beside what the process had before.
@@ -22,9 +22,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
+
+from bench.side_by_side import beside_others
 
 HOME = Path(os.environ.get("MISTUDIO_HOME", "var"))
 WIDTH, K = 576, 32
@@ -32,11 +34,14 @@ WIDTH, K = 576, 32
 
 @dataclass(frozen=True)
 class Point:
-    """`seconds`: of the whole work at `size`; `memory_bytes`: peak beside what was there before it."""
+    """`seconds`: of the whole work at `size`; `memory_bytes`: peak beside what was there before it; `others`: cores
+    that other processes took meanwhile.
+    """
 
     size: int
     seconds: float
     memory_bytes: int
+    others: float = 0.0
 
 
 class Peak:
@@ -131,23 +136,34 @@ def exponent(points: list[Point]) -> float:
     return statistics.linear_regression(xs, ys).slope
 
 
+def watched(work: Callable[[int], Point], size: int) -> Point:
+    found: list[Point] = []
+
+    def do() -> float:
+        found.append(work(size))
+        return found[-1].seconds
+
+    _, others = beside_others(do)
+    return replace(found[-1], others=others)
+
+
 def show(series: Series) -> None:
     print(f"\n{series.name}")
     points = []
     for size in series.sizes:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            point = pool.submit(series.work, size).result()
+            point = pool.submit(watched, series.work, size).result()
         points.append(point)
         print(
             f"{size:9,}  {point.seconds:8.3f} s  {1e6 * point.seconds / size:9.2f} µs each  "
-            f"{point.memory_bytes / 2**20:7.0f} MiB",
+            f"{point.memory_bytes / 2**20:7.0f} MiB, others {point.others:.2f} cores",
             flush=True,
         )
     upper = points[len(points) // 2 :]
     print(f"exponent {exponent(points):.2f}, upper half {exponent(upper):.2f}", end="")
     if series.flat:
         print(
-            f"; memory of the last {upper[-1].memory_bytes / upper[0].memory_bytes:.2f} × the middle one's",
+            f"; memory {points[-1].memory_bytes / points[-2].memory_bytes:.2f} × that of the size before",
             end="",
         )
     print(flush=True)

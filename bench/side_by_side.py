@@ -1,6 +1,6 @@
 """Two or more ways to do one thing, measured in turns: A-B-A-C-A, so that a machine that drifts drifts for all.
 
-Says beside the figures how much of the machine others took: with more than 0.15 of a core they do not count.
+A value taken while others had more than 0.15 of a core is taken again, up to twice; what stays so is said beside it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ TICKS = 4
 
 @dataclass
 class Sides:
-    """What was measured: by side its values, and the cores that others took meanwhile."""
+    """What was measured: by side its values, and the cores that others took during each."""
 
     found: dict[str, list[float]] = field(default_factory=dict)
-    others: list[float] = field(default_factory=list)
+    others: dict[str, list[float]] = field(default_factory=dict)
 
     def median(self, side: str) -> float:
         return statistics.median(self.found[side])
@@ -32,16 +32,19 @@ class Sides:
 
     def lines(self, unit: str) -> list[str]:
         width = max(map(len, self.found))
-        said = [
-            f"{name:{width}} {self.median(name):9.0f}  [{min(values):.0f}, {max(values):.0f}] {unit}"
+        return [
+            f"{name:{width}} {self.median(name):9.0f}  [{min(values):.0f}, {max(values):.0f}] {unit}{self.load(name)}"
             for name, values in self.found.items()
         ]
-        return [*said, self.load()]
 
-    def load(self) -> str:
-        worst = max(self.others)
-        loud = " — MORE THAN 0.15, these figures do not count" if worst > QUIET_CORES else ""
-        return f"others took {statistics.median(self.others):.2f} cores, at most {worst:.2f}{loud}"
+    def load(self, side: str) -> str:
+        """What is to be known of others, where it is."""
+        loud = [cores for cores in self.others[side] if cores > QUIET_CORES]
+        return (
+            f"  ({len(loud)} of {len(self.others[side])} beside others, {max(loud):.2f} cores)"
+            if loud
+            else ""
+        )
 
 
 def in_turns(
@@ -51,7 +54,7 @@ def in_turns(
 
     A side measures itself: it returns its speed (or its time, which must be said in the unit).
     """
-    seen = Sides({name: [] for name in sides})
+    seen = Sides({name: [] for name in sides}, {name: [] for name in sides})
     order = [*once, first]
     for name in sides:
         if name not in order:
@@ -60,7 +63,7 @@ def in_turns(
         for name in order:
             value, cores = quietest(sides[name])
             seen.found[name].append(value)
-            seen.others.append(cores)
+            seen.others[name].append(cores)
     return seen
 
 
