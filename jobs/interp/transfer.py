@@ -8,6 +8,7 @@ process or another, by this job or another.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from typing import Any
 
 from jobs.interp.errors import Stopped, Unusable
 from jobs.interp.repository import RemoteFile, in_words
+
+logger = logging.getLogger(__name__)
 
 #: Tries in a row that bring no byte; the waits between them double from the first to the longest.
 TRIES, FIRST_PAUSE, LONGEST_PAUSE = 5, 0.5, 8.0
@@ -50,6 +53,8 @@ class Pauses:
         seconds = asked if asked is not None else min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self.failures - 1))
         if seconds > PATIENCE_SECONDS or self.failures > TRIES:
             raise Unreachable(_given_up(error, what, asked)) from error
+        # Not the error itself: addresses of the storage are signed.
+        logger.info("%s: %s; going on in %.1f s", what, _status(error) or type(error).__name__, seconds)
         if asked is not None:
             self.message = f"the hub asks for a pause of {asked:.0f} s (429)"
         if self.stop.wait(seconds):
@@ -67,10 +72,14 @@ def _seconds_asked(error: Exception) -> float | None:
     return float(limit.reset_in_seconds) if limit and limit.remaining == 0 else None
 
 
+def _status(error: Exception) -> int | None:
+    return getattr(getattr(error, "response", None), "status_code", None)
+
+
 def _given_up(error: Exception, what: str, asked: float | None) -> str:
     from huggingface_hub import constants
 
-    status = getattr(getattr(error, "response", None), "status_code", None)
+    status = _status(error)
     kept = "What has arrived is kept; a retry goes on from there."
     if status == 429:
         when = f"in {asked:.0f} s" if asked is not None else "in a few minutes"
