@@ -29,7 +29,7 @@ from jobs.interp.repository import (
     model_of,
     shards_of,
 )
-from jobs.interp.transfer import Pauses, Transfer, Unreachable, passing
+from jobs.interp.transfer import QUESTION_TRIES, Pauses, Transfer, Unreachable, passing
 
 #: Files that come side by side.
 AT_ONCE = 4
@@ -129,7 +129,7 @@ class Fetch:
         )
 
     def _ask_patiently(self) -> Listing:
-        pauses = Pauses(self.stop)
+        pauses = Pauses(self.stop, QUESTION_TRIES)
         while True:
             try:
                 listing = self._with_etags(look(self.repository, self.revision, self.token))

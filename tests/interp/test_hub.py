@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants, scan_cache_dir, snapshot_download
 
-from jobs.interp import hub
+from jobs.interp import hub, transfer
 from jobs.interp.errors import Stopped, Unusable
 from jobs.interp.glance import Memory
 from jobs.interp.repository import Listing
@@ -146,6 +146,19 @@ def test_a_cut_body_is_gone_on_with_from_its_last_byte(publish: Any, served: Hub
     weights = [sent for sent in served.sent if sent.name == "model.safetensors"]
     assert [sent.start for sent in weights] == [0, 100_000, 100_001, 1_100_001]
     assert served.served("model.safetensors") == 3 * MIB
+
+
+def test_a_hub_that_goes_away_in_between_is_waited_for(
+    publish: Any, served: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "FIRST_PAUSE", 0.001)
+    repository = publish({"model.safetensors": MIB})
+    fetch = hub.Fetch("a/b")
+    fetch.plan()
+    served.cuts, served.answers = [1000], [(503, {})] * 8
+    told: list[str] = []
+    assert same(fetch.fetch(lambda _done, _total, message: told.append(message)), repository)
+    assert "the connection broke; going on in 0 s" in told and not told[-1]
 
 
 def test_what_an_earlier_download_left_is_gone_on_with(publish: Any, served: Hub) -> None:
