@@ -142,7 +142,15 @@ class Transfer:
                     raise Unusable(
                         f"{self.file.name} arrived damaged twice: its digest is not {self.file.etag}."
                     )
+            self._settle()
+
+    def _settle(self) -> None:
+        """Some file systems lock nobody out: then another wrote the same bytes, and may be first."""
+        try:
             os.replace(self.partial, self.blob)
+        except FileNotFoundError:
+            if not self.complete:
+                raise
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -186,11 +194,12 @@ class Transfer:
 
     def _read_back(self, out: Any, digest: Any) -> int:
         """What had arrived before, into the digest; the bytes, after which `out` stands."""
-        at = 0
+        at, self.pauses.message = 0, "reading what had arrived before"
         while chunk := out.read(READ_BYTES):
             self._go_on()
             digest.update(chunk)
             at += len(chunk)
+        self.pauses.message = ""
         return at
 
     def _body(self, at: int) -> Iterator[bytes]:

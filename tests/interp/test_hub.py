@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,29 @@ def test_two_downloads_at_once_share_one_transfer(publish: Any, served: Hub) -> 
     assert served.served("model.safetensors") == 2 * MIB
     waited = [message for steps in told.values() for _, _, message in steps if message]
     assert set(waited) == {"another download fetches the same file"}
+
+
+def test_two_downloads_whose_locks_hold_nobody_off_do_no_harm(
+    publish: Any, served: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on some network file systems."""
+    monkeypatch.setattr("huggingface_hub.utils._fixes.WeakFileLock", lambda *_, **__: nullcontext())
+    repository = publish({"model.safetensors": MIB})
+    served.bytes_per_second = 4 * MIB
+    plan = hub.Fetch("a/b").plan()
+    ends: list[hub.Snapshot] = []
+
+    def run() -> None:
+        ends.append(hub.Fetch("a/b", listing=plan).fetch())
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.05)
+    for thread in threads:
+        thread.join()
+    assert [same(end, repository) for end in ends] == [True, True]
+    assert len([sent for sent in served.sent if sent.name == "model.safetensors"]) == 2
 
 
 # Who may, and what the hub says --------------------------------------------------------------------------
