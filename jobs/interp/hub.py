@@ -39,7 +39,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A fetched repository: its folder in the cache (of links) and the commit."""
+    """A fetched repository: a folder of links into the cache, and the commit."""
 
     folder: Path
     commit: str
@@ -95,7 +95,7 @@ class Fetch:
         listing = self.listing or self.plan()
         self._bring(listing, listing.files, on_progress)
         self._note_revision(listing)
-        return Snapshot(self._snapshot(listing), listing.commit)
+        return Snapshot(self._view(listing), listing.commit)
 
     # Asking -------------------------------------------------------------------------------------------
 
@@ -190,6 +190,16 @@ class Fetch:
 
     def _snapshot(self, listing: Listing) -> Path:
         return self.folder / "snapshots" / listing.commit
+
+    def _view(self, listing: Listing) -> Path:
+        """The plan's files and no others: other programs may have fetched more of the commit, other weights too."""
+        folder = self.folder / "mistudio" / listing.commit
+        for file in listing.files:
+            _link(self.folder / "blobs" / file.etag, folder / file.name)
+        for path in folder.iterdir():
+            if listing.named(path.name) is None:
+                path.unlink(missing_ok=True)
+        return folder
 
     def _pointer(self, listing: Listing, name: str) -> Path:
         return self._snapshot(listing) / name

@@ -74,11 +74,20 @@ def test_the_cache_is_the_librarys_own(publish: Any, served: Hub, hub_cache: Pat
     assert [(repo.repo_id, repo.nb_files, repo.size_on_disk) for repo in found.repos] == [("a/b", 2, 5002)]
     assert not found.warnings and not found.incomplete_files
     before = len(served.sent)
-    assert snapshot_download("a/b", cache_dir=hub_cache, local_files_only=True) == str(snapshot.folder)
-    assert snapshot_download("a/b", cache_dir=hub_cache, endpoint=served.url, token=False) == str(
-        snapshot.folder
-    )
+    for how in ({"local_files_only": True}, {"endpoint": served.url, "token": False}):
+        folder = Path(snapshot_download("a/b", cache_dir=hub_cache, **how))
+        assert (folder / "model.safetensors").samefile(snapshot.folder / "model.safetensors")
     assert len(served.sent) == before
+
+
+def test_what_others_have_fetched_of_the_commit_is_not_the_models(publish: Any, hub_cache: Path) -> None:
+    publish({"model.safetensors": 5000})
+    first = hub.Fetch("a/b").fetch()
+    theirs = next(hub_cache.glob("*/snapshots/*"))
+    (theirs / "consolidated.safetensors").write_bytes(b"the same weights in another form")
+    (first.folder / SHARDS[0]).symlink_to(theirs / "consolidated.safetensors")
+    again = hub.Fetch("a/b").fetch()
+    assert {path.name for path in again.folder.iterdir()} == {"config.json", "model.safetensors"}
 
 
 def test_the_single_file_is_preferred_to_its_shards(publish: Any) -> None:
