@@ -177,6 +177,9 @@ def shard_tokens(d_model: int, sites: int, dtype: str) -> int:
     return max(1024, min(SHARD_TOKENS, SHARD_BYTES // (d_model * sites * WIDTHS[dtype])))
 
 
-def shard_bytes(d_model: int, sites: int, tokens: int, dtype: str) -> int:
-    """A shard being filled and one being written, `tokens` each: all sites as stored, and one site put together."""
-    return tokens * d_model * WIDTHS[dtype] * (2 * sites + 1)
+def shard_bytes(d_model: int, sites: int, room: int, tokens: int, dtype: str) -> int:
+    """A shard being filled and one being written, at most `room` tokens each and `tokens` together: all sites as
+    stored, and one site put together.
+    """
+    first = min(room, tokens)
+    return (min(2 * room, tokens) * sites + first) * d_model * WIDTHS[dtype]

@@ -114,10 +114,10 @@ class Kind(JobKind):
         forward = sizes.forward_bytes(manifest, tokens, on_cpu=on_cpu)
         forward += sizes.captured_bytes(manifest, tokens, sites, on_cpu=on_cpu)
         if on_cpu:  # shards and the text lie in the same memory
-            room = min(sizes.shard_tokens(width, sites, dtype) + params["context_size"], params["max_tokens"])
+            room = sizes.shard_tokens(width, sites, dtype) + params["context_size"]
             running = {
                 "forward": forward,
-                "shard": sizes.shard_bytes(width, sites, room, dtype),
+                "shard": sizes.shard_bytes(width, sites, room, params["max_tokens"], dtype),
                 "text": texts.memory_bytes(params["corpus"]),
             }
             loading = {"file": sizes.file_bytes(manifest, on_cpu=True), "tokenizer": sizes.TOKENIZER_BYTES}
