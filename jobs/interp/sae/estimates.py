@@ -14,6 +14,14 @@ from jobs.interp.sae import choices
 from jobs.interp.sae.options import TRANSCODERS, Options
 
 Values = Mapping[str, Any]
+#: Time of a step, TopK's being 1: measured with 512 dimensions, 4096 latents, one thread.
+STEP_COST = {
+    "matryoshka_batchtopk": 1.2,
+    "standard": 2.6,
+    "transcoder": 2.6,
+    "skip_transcoder": 3.0,
+    "gated": 4.2,
+}
 Parts = dict[str, int]
 
 
@@ -30,7 +38,10 @@ def training(
     phases = [batch | reading, *measuring(params, manifests, ce_rows, on_cpu=on_cpu)]
     loading = loading_model(params, manifests, on_cpu=on_cpu)
     parts = held | ({} if on_cpu else {"cuda": sizes.CUDA_BYTES}) | sizes.widest(*phases, *loading)
-    work = sum(float(params["tokens"] * width * member["d_sae"]) for member in members)
+    work = sum(
+        params["tokens"] * width * member["d_sae"] * STEP_COST.get(member["architecture"], 1.0)
+        for member in members
+    )
     if "activations" not in manifests:
         work += float(params["tokens"]) * manifests["model"]["parameters"]
     return {"parts": parts, "disk_bytes": disk, "work": work}

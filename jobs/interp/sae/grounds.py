@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -137,7 +138,7 @@ def short(view: View) -> str:
 
 
 def slug(words: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in words)
+    return re.sub(r"[^\w.]+", "-", words).strip("-")
 
 
 def settings_of(member: Values) -> Settings:
