@@ -33,6 +33,8 @@ PER_LATENT = {
 SPARSE_LIVE = 0.04
 #: Reading the built-in corpus and holding its token rows, in host memory; measured at 110 to 180 MiB.
 CORPUS_BYTES = 192 * 2**20
+#: Reading files piece by piece, with the tokenizer at work.
+READER_BYTES = 128 * 2**20
 
 
 def model_bytes(manifest: Mapping[str, Any], *, on_cpu: bool) -> int:
@@ -51,6 +53,12 @@ def forward_bytes(manifest: Mapping[str, Any], tokens: int, *, on_cpu: bool, log
     width = 4 if on_cpu else WIDTHS.get(manifest["dtype"], 4)
     scores = manifest["d_vocab"] * (width + 2) if logits else 0
     return tokens * (16 * manifest["d_model"] * width + scores)
+
+
+def captured_bytes(manifest: Mapping[str, Any], tokens: int, sites: int, *, on_cpu: bool) -> int:
+    """What hooks hold until the pass is over, and one site's kept vectors while they are taken out."""
+    width = 4 if on_cpu else WIDTHS.get(manifest["dtype"], 4)
+    return tokens * manifest["d_model"] * width * (sites + 2)
 
 
 def clean_bytes(manifest: Mapping[str, Any], tokens: int, *, on_cpu: bool) -> int:
@@ -102,6 +110,17 @@ def buffer_bytes(manifest: Mapping[str, Any]) -> int:
     return 2 * min(BUFFER_BYTES, manifest["tokens"] * manifest["d_model"] * WIDTHS[manifest["dtype"]])
 
 
-def shard_bytes(d_model: int, sites: int, tokens: int) -> int:
-    """A shard being filled: float32 for all sites, and one site put together and converted."""
-    return tokens * d_model * (4 * sites + 8)
+#: Vectors of a shard, where they fit `SHARD_BYTES`.
+SHARD_TOKENS = 16_384
+#: All sites of a shard in memory. Two shards lie there: one is filled while the one before is written.
+SHARD_BYTES = 256 * 2**20
+
+
+def shard_tokens(d_model: int, sites: int, dtype: str) -> int:
+    """Vectors per shard: fewer where there are many wide sites, so that memory does not grow with them."""
+    return max(1024, min(SHARD_TOKENS, SHARD_BYTES // (d_model * sites * WIDTHS[dtype])))
+
+
+def shard_bytes(d_model: int, sites: int, tokens: int, dtype: str) -> int:
+    """A shard being filled and one being written, `tokens` each: all sites as stored, and one site put together."""
+    return tokens * d_model * WIDTHS[dtype] * (2 * sites + 1)

@@ -77,7 +77,7 @@ class Kind(JobKind):
         return Estimate()
 
     def run(self, context: Context, params: Mapping[str, Any]) -> dict[str, Any]:
-        from jobs.interp import files, models
+        from jobs.interp import files, models, offered
 
         source, folder = fetched(context, params)
         models.require_loadable(folder)
@@ -87,6 +87,7 @@ class Kind(JobKind):
             models.save_as(folder, converted, models.DTYPES[params["dtype"]])
             folder = converted
         facts = models.describe(folder) | {"repository": source.repository, "revision": source.revision}
+        facts |= {"missing_sites": offered.missing_sites(folder)}
         copy = source.changeable and folder != converted
         target = context.artifact("model", source.name, facts)
         files.bring(folder, target, names=models.MODEL_FILES, copy=copy)

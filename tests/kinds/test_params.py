@@ -103,7 +103,7 @@ def test_a_context_over_the_limit_is_refused_at_submit_f09() -> None:
         ([{"block": 3}], "blocks 0 to 2"),
         ([], "empty"),
         ([{"block": -1}], "greater than or equal to 0"),
-        ([{"block": 1, "site": "resid_mid"}], "resid_post"),
+        ([{"block": 1, "site": "head_out"}], "not a valid choice"),
         ([{"block": 1}, {"block": 1}], "twice"),
         ("all", "list"),
     ],
@@ -331,13 +331,6 @@ def test_an_estimate_is_not_below_what_was_measured(
     need = formula(found, serializer.validated_data, inputs).memory_bytes
     assert need is not None
     assert 1.0 < need / 1e6 / peak_megabytes < 1.45
-
-
-def test_the_size_of_a_shard_is_the_one_of_the_mathematics() -> None:
-    from jobs.interp.activations import SHARD_TOKENS
-    from jobs.kinds.activation_extraction import SHARD_ROOM
-
-    assert SHARD_ROOM == SHARD_TOKENS
 
 
 def test_kinds_are_listed_checked_and_estimated_without_torch() -> None:
