@@ -254,7 +254,7 @@ def test_several_saes_from_one_reading_are_each_what_they_are_alone(shelf: Shelf
         assert {key: facts[key] for key in same} == pytest.approx({key: alone[key] for key in same}, rel=1e-9)
         assert item.manifest["name"] == facts["name"]
     histogram = json.loads((context.out / "firing_histogram.json").read_text())
-    assert {name: sum(counts) for name, counts in histogram["series"].items()} == dict(
+    assert [(one["name"], sum(one["counts"])) for one in histogram["series"]] == list(
         zip(names, (64, 32, 64), strict=True)
     )
     json.dumps([result, *[item.manifest for item in made]], allow_nan=False)

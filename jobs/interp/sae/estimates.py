@@ -11,9 +11,12 @@ from typing import Any
 
 from jobs.interp import sizes
 from jobs.interp.sae import choices
-from jobs.interp.sae.options import TRANSCODERS, Options
+from jobs.interp.sae.options import Options
 
 Values = Mapping[str, Any]
+#: A token of a row in host memory (numbers above 256 are objects), for so many tokens at most: who knows how much text
+#: there is.
+TOKEN_BYTES, MOST_HELD = 36, 20_000_000
 #: Time of a step, TopK's being 1: measured with 512 dimensions, 4096 latents, one thread.
 STEP_COST = {
     "matryoshka_batchtopk": 1.2,
@@ -92,7 +95,7 @@ def buffers(
         }
         return {"buffer": sum(views.values()) * sizes.buffer_bytes(manifest)} if on_cpu else {}
     manifest = manifests["model"]
-    places = {(m["site"]["block"], place) for m in members for place in places_of(m)}
+    places = {(m["site"]["block"], place) for m in members for place in choices.reads(m)}
     tokens = params["model_batch_size"] * params["context_size"]
     number = 4 if on_cpu else sizes.WIDTHS.get(manifest["dtype"], 4)
     rows = min(sizes.BUFFER_BYTES // (number * manifest["d_model"]) + 2**14, needed_tokens(params))
@@ -101,11 +104,11 @@ def buffers(
         "forward": sizes.forward_bytes(manifest, tokens, on_cpu=on_cpu),
         "buffer": len(places) * rows * manifest["d_model"] * number,
     }
-    return found | ({"text": sizes.CORPUS_BYTES, "tokenizer": sizes.TOKENIZER_BYTES} if on_cpu else {})
-
-
-def places_of(member: Values) -> tuple[str, ...]:
-    return ("mlp_in", "mlp_out") if member["architecture"] in TRANSCODERS else (member["site"]["site"],)
+    if not on_cpu:
+        return found
+    text = sizes.CORPUS_BYTES if params["corpus"] == "english" else sizes.READER_BYTES
+    rows_held = TOKEN_BYTES * min(needed_tokens(params), MOST_HELD)
+    return found | {"text": text + rows_held, "tokenizer": sizes.TOKENIZER_BYTES}
 
 
 def needed_tokens(params: Values) -> int:

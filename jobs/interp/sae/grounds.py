@@ -125,10 +125,7 @@ def order_seed(params: Values) -> int:
 
 
 def view_of(member: Values) -> View:
-    block = member["site"]["block"]
-    if member["architecture"] in choices.TRANSCODERS:
-        return (Site(block, "mlp_in"), Site(block, "mlp_out"))
-    return (Site(block, member["site"]["site"]),)
+    return tuple(Site(member["site"]["block"], place) for place in choices.reads(member))
 
 
 def short(view: View) -> str:
