@@ -88,11 +88,8 @@ def buffers(
     """Vectors waiting to be trained on. Stored ones lie in the host's memory, those of a model where the model is."""
     if "activations" in manifests:
         manifest = manifests["activations"]
-        sites = [len(choices.places(member, manifest["sites"]) or [0]) for member in members]
-        views = {
-            str(choices.places(member, manifest["sites"])): n
-            for member, n in zip(members, sites, strict=True)
-        }
+        read = [choices.places(member, manifest["sites"]) or [] for member in members]
+        views = {str(entries): len(entries) for entries in read}
         return {"buffer": sum(views.values()) * sizes.buffer_bytes(manifest)} if on_cpu else {}
     manifest = manifests["model"]
     places = {(m["site"]["block"], place) for m in members for place in choices.reads(m)}
