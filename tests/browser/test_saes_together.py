@@ -54,9 +54,9 @@ def test_curves_share_charts_and_numbers_a_table(system: System, open_page: Open
     shoot(page, "saes-together")
 
 
-def test_a_training_that_failed_says_why(system: System, open_page: OpenPage, shoot: Shoot) -> None:
+def test_a_training_that_was_refused_says_why(system: System, open_page: OpenPage, shoot: Shoot) -> None:
     job = system.wait(asked(system, "one.txt", name="one document"), timeout=120)
-    assert (job["status"], job["failure_reason"]) == ("failed", "rejected")
+    assert (job["status"], job["failure_reason"]) == ("refused", "rejected")
     page = open_page(f"/jobs/{job['id']}/")
     expect(page.locator("[data-part=said]")).to_contain_text("too little text")
-    shoot(page, "saes-failed")
+    shoot(page, "saes-refused")

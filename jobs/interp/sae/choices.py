@@ -134,6 +134,13 @@ def weight(member: Values) -> float | None:
     return None if name == "k" else member[name]
 
 
+def reads(member: Values) -> tuple[str, ...]:
+    """Names of the places that a training reads in the block of its site."""
+    if member["architecture"] in TRANSCODERS:
+        return ("mlp_in", "mlp_out")
+    return (member["site"]["site"],)
+
+
 def places(member: Values, there: Sequence[Values]) -> list[dict[str, Any]] | None:
     """The entries among the sites that are `there` which a training reads: one, or a transcoder's input and target.
 
