@@ -15,6 +15,8 @@ CUDA_BYTES = 640 * 2**20
 TOKENIZER_BYTES = 96 * 2**20
 #: Rows per pass of `sae.assess`, which does not depend on the training's batch size.
 MEASURED_ROWS = 4096
+#: Vectors of a site that a training mixes at a time (`shuffling.BUFFER_BYTES`).
+BUFFER_BYTES = 512 * 2**20
 #: Reading the built-in corpus and holding its token rows, in host memory; measured at 110 to 180 MiB.
 CORPUS_BYTES = 192 * 2**20
 
@@ -35,6 +37,13 @@ def forward_bytes(manifest: Mapping[str, Any], tokens: int, *, on_cpu: bool, log
     width = 4 if on_cpu else WIDTHS.get(manifest["dtype"], 4)
     scores = manifest["d_vocab"] * (width + 2) if logits else 0
     return tokens * (16 * manifest["d_model"] * width + scores)
+
+
+def clean_bytes(manifest: Mapping[str, Any], tokens: int, *, on_cpu: bool) -> int:
+    """Scores of the model as it is, kept while those of the changed one are made, and what comparing a row of eight of
+    both takes in float32: measured at 3 bytes a score with SmolLM2.
+    """
+    return tokens * manifest["d_vocab"] * ((4 if on_cpu else WIDTHS.get(manifest["dtype"], 4)) + 3)
 
 
 def file_bytes(manifest: Mapping[str, Any], *, on_cpu: bool) -> int:
@@ -71,8 +80,8 @@ def batch_bytes(d_in: int, d_sae: int, k: int, batch_size: int) -> int:
 
 
 def buffer_bytes(manifest: Mapping[str, Any]) -> int:
-    """Rows of stored activations that a training mixes at a time (`reading.BUFFER_BYTES`), twice while filling."""
-    return 2 * min(512 * 2**20, manifest["tokens"] * manifest["d_model"] * WIDTHS[manifest["dtype"]])
+    """Rows of stored activations of a site that a training mixes at a time, and those it reads ahead."""
+    return 2 * min(BUFFER_BYTES, manifest["tokens"] * manifest["d_model"] * WIDTHS[manifest["dtype"]])
 
 
 def shard_bytes(d_model: int, sites: int, tokens: int) -> int:

@@ -78,9 +78,8 @@ def test_saelens_selection_by_decoder_norm_is_folded_in(folder: Path, S8: TopK, 
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("architecture", "gated", "gated"),
+        ("architecture", "temporal", "temporal"),
         ("normalize_activations", "layer_norm", "layer_norm"),
-        ("apply_b_dec_to_input", False, "b_dec"),
     ],
 )
 def test_what_would_be_applied_wrongly_is_refused(folder: Path, key: str, value: object, words: str) -> None:

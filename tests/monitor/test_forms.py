@@ -318,3 +318,14 @@ def test_copy_as_curl_is_the_same_request(alice: User, three_cards: list[Gpu]) -
     assert words[:4] == ["curl", "-X", "POST", "http://testserver/api/v1/jobs/rehearsal/"]
     assert (body["steps"], body["gpu"], body["name"]) == (7, three_cards[1].uuid, "it's mine")
     assert body["on_card"] is True
+
+
+def test_several_saes_are_written_as_json_and_come_back_as_they_were(alice: User) -> None:
+    """A list of things with fields of their own has no rows in the form."""
+    data = form_of(alice, "sae_training", variants='[{"k": 8}, {"k": 16}]').data()
+    assert data["variants"] == [{"k": 8}, {"k": 16}]
+    typed = form_of(alice, "sae_training", variants="k 8 and 16")
+    assert typed.data()["variants"] == "k 8 and 16"
+    job = Job.objects.create(kind="sae_training", owner=alice, params={"variants": [{"k": 8}]})
+    page = signed_in(alice).get(f"/new/sae_training/?again={job.pk}").content.decode()
+    assert "[{&quot;k&quot;: 8}]" in page
