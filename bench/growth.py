@@ -66,9 +66,10 @@ def step(d_sae: int, batch: int) -> tuple[float, int]:
     import torch
 
     from bench.our_sae import step_of
+    from jobs.interp.sae.options import Options
 
     peak = Peak()
-    advance = step_of("topk", WIDTH, d_sae, k=K, batch=batch)
+    advance = step_of(Options(k=K), WIDTH, d_sae, batch=batch)
     x, taken = torch.randn(batch, WIDTH), list[float]()
     while len(taken) < 4 or (sum(taken) < 2 and len(taken) < 100):
         began = time.perf_counter()
@@ -86,13 +87,13 @@ def by_batch(size: int) -> Point:
 
 
 def training_by_tokens(size: int) -> Point:
-    from bench.our_sae import training
+    from bench.our_sae import run, training
     from bench.quality import Data, stock
+    from jobs.interp.sae.options import Options
 
     data = Data.open(stock(HOME), block=4)
     peak, began = Peak(), time.perf_counter()
-    run, stream = training("topk", data.parts.train, d_sae=1024, tokens=size, batch=1024)
-    run.run(stream)
+    run(*training(Options(k=K), data.parts.train, d_sae=1024, tokens=size, batch=1024))
     return Point(size, time.perf_counter() - began, peak.bytes())
 
 

@@ -210,7 +210,7 @@ PEERS: dict[str, dict[str, Peer]] = {
         "SAELens": saelens("BatchTopK", k=k_of),
         "dictionary_learning": dictionary_learning("batch_top_k", "BatchTopKTrainer", k=k_of),
     },
-    "matryoshka": {
+    "matryoshka_batchtopk": {
         "SAELens": saelens("MatryoshkaBatchTopK", k=k_of, matryoshka_widths=lambda shape: shape.nested),
         "dictionary_learning": dictionary_learning(
             "matryoshka_batch_top_k",

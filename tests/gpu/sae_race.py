@@ -33,10 +33,12 @@ from torch import Tensor
 from bench.our_sae import training
 from jobs.interp import corpora, models, tokens
 from jobs.interp.activations import Recipe, extract
-from jobs.interp.reading import Shuffled, Split, Store, heldout_text, split
-from jobs.interp.sae.architectures import TopK, select
-from jobs.interp.sae.gradients import Aux, backward
-from jobs.interp.sae.metrics import Fvu, cross_entropy
+from jobs.interp.reading import Split, Store, heldout_text, split
+from jobs.interp.sae.architectures import SAE, Weights, begin, select
+from jobs.interp.sae.metrics import Fvu
+from jobs.interp.sae.options import Options
+from jobs.interp.sae.splice import Splice, cross_entropies
+from jobs.interp.shuffling import Shuffled
 from jobs.interp.site import Site
 
 K, POINTS, SLOWER = 64, 8, 1.05
@@ -63,10 +65,10 @@ def settle(device: str) -> float:
 # --- kernels ----------------------------------------------------------------------------------------------
 
 
-def dense_gradients(sae: TopK, x: Tensor) -> tuple[Tensor, ...]:
+def dense_gradients(sae: SAE, x: Tensor) -> tuple[Tensor, ...]:
     """The same gradients by products over all latents: what every dense trainer does, without autograd's cost."""
     with torch.no_grad():
-        values, indexes = select(sae.pre_acts(x), sae.k)
+        values, indexes = select(sae.pre_acts(x), K)
         acts = torch.zeros(len(x), sae.d_sae, device=x.device).scatter_(1, indexes, values.relu())
         slope = (acts @ sae.W_dec + sae.b_dec - x) * (2 / len(x))
         rising = (slope @ sae.W_dec.T).mul_(acts > 0)
@@ -83,21 +85,22 @@ def milliseconds(work: Callable[[], object], device: str, times: int = 20) -> fl
 
 
 def kernels(width: int, d_sae: int, batch: int, device: str) -> None:
-    sae = TopK.initial(width, d_sae, K, seed=0, mean=torch.zeros(width)).to(device)
     x = torch.randn(batch, width, device=device)
-    alive = torch.zeros(d_sae, dtype=torch.bool, device=device)
-    backward(sae, x, alive, Aux(0, 0.0))
+    sample = x[:64].cpu()
+    sae = begin(Options(k=K), width, width, d_sae, seed=0, sample=sample, target=sample).to(device)
+    nobody = Weights(0.0, torch.zeros(d_sae, dtype=torch.bool, device=device))
+    sae.backward(x, x, nobody)
     apart = [
         ((ours.grad - theirs).norm() / theirs.norm()).item()
         for ours, theirs in zip((sae.encoder, sae.b_enc, sae.W_dec), dense_gradients(sae, x), strict=True)
     ]
     claim(max(apart) < 1e-4, f"{d_sae}: the sparse gradients are the dense ones ({max(apart):.1e})")
-    sparse = milliseconds(lambda: backward(sae, x, alive, Aux(0, 0.0)), device)
+    sparse = milliseconds(lambda: sae.backward(x, x, nobody), device)
     dense = {}
     for precision in ("highest", "high"):
         torch.set_float32_matmul_precision(precision)
         dense[precision] = milliseconds(lambda: dense_gradients(sae, x), device)
-        dense[f"{precision}, ours"] = milliseconds(lambda: backward(sae, x, alive, Aux(0, 0.0)), device)
+        dense[f"{precision}, ours"] = milliseconds(lambda: sae.backward(x, x, nobody), device)
     torch.set_float32_matmul_precision("highest")
     say(kernels=d_sae, batch=batch, sparse_ms=sparse, dense_ms=dense)
     for precision in ("highest", "high"):
@@ -134,10 +137,12 @@ class Track:
 
     def recovered(self, reconstruct: Callable[[Tensor], Tensor]) -> float:
         text = heldout_text(self.folder, self.parts.documents, 4096)
-        return cross_entropy(
-            self.model, self.site, reconstruct, text.batches(8, self.model.pad.id),
-            excluded_ids=self.model.special_ids, norm_limit=self.parts.norm_limit,
-        ).recovered  # fmt: skip
+        limits = {} if self.parts.norm_limit is None else {self.site: self.parts.norm_limit}
+        [found] = cross_entropies(
+            self.model, [Splice(self.site, self.site, reconstruct)], text.batches(8, self.model.pad.id),
+            excluded_ids=self.model.special_ids, limits=limits,
+        )  # fmt: skip
+        return found.recovered
 
 
 @dataclass(frozen=True)
@@ -184,10 +189,11 @@ def ours(
 ) -> tuple[Callable[[Tensor], object], Callable[[Tensor], Tensor]]:
     tokens = track.steps * track.batch
     run, _ = training(
-        "topk", track.parts.train, d_sae=d_sae, tokens=tokens, k=K, batch=track.batch, lr=lr,
+        Options(k=K), track.parts.train, d_sae=d_sae, tokens=tokens, batch=track.batch, lr=lr,
         device=track.model.device,
     )  # fmt: skip
-    return run._advance, lambda x: run.sae(x * run.scale) / run.scale
+    scale = run.scales[0]
+    return run.advance, lambda x: run.sae(x * scale) / scale
 
 
 def theirs(name: str, track: Track, d_sae: int, lr: float) -> tuple[Callable, Callable]:
@@ -207,7 +213,7 @@ def theirs(name: str, track: Track, d_sae: int, lr: float) -> tuple[Callable, Ca
         with torch.no_grad():
             return rival.reconstruct(x * scale) / scale
 
-    return lambda x: rival.step(x.to(track.model.device) * scale), reconstruct
+    return lambda x: rival.step(x.to(track.model.device).float() * scale), reconstruct
 
 
 def run(name: str, track: Track, d_sae: int, lr: float) -> list[Mark]:
