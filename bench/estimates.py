@@ -91,6 +91,12 @@ def cases(shelf: fake.Shelf) -> Iterator[Case]:
     sites = [{"block": block} for block in range(8)]
     more = extraction | {"batch_size": 16, "max_tokens": 20_000, "sites": sites, "dtype": "float32"}
     yield "extraction, 8 sites", "activation_extraction", more
+    names = ("resid_pre", "resid_mid", "resid_post", "mlp_in", "mlp_out", "attn_out")
+    every = [{"block": block, "site": name} for block in range(8) for name in names]
+    many = {"batch_size": 64, "max_tokens": 20_000, "sites": every}
+    yield "extraction, 48 sites", "activation_extraction", extraction | many
+    packed = {"batch_size": 64, "context_size": 256, "max_tokens": 40_000, "packing": True}
+    yield "extraction, packed, 64 x 256", "activation_extraction", extraction | packed
     for name, block in (("wide", 3), ("deep", 2)):
         small = {"model": name, "sites": [{"block": block}], "batch_size": 16, "max_tokens": 4_000}
         yield f"extraction, {name} model", "activation_extraction", extraction | small

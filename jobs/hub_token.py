@@ -22,7 +22,7 @@ from jobs.models import HubToken
 PURPOSE = b"mistudio: Hugging Face tokens of users"
 #: What goes into a header as it is. Hubs of one's own have tokens of their own making.
 SPELLING = re.compile(r"[\x21-\x7e]{8,500}")
-SPELLED = "A token is 8 to 500 characters without spaces, such as hf_…"
+SPELLED = "A token is 8 to 500 characters without spaces; those of Hugging Face begin with hf_."
 
 
 def keep(user_id: int, token: str) -> HubToken:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Sets miStudio up in this folder: `python3 scripts/setup.py [--quant] [--dev] [--oracle]`.
+"""Sets miStudio up in this folder: `python3 scripts/setup.py [--quant] [--dev] [--oracle] [--peers]`.
 
 Makes `.venv`, brings pip into it from its own hash-checked wheel, installs the pinned requirements, and
 unpacks the chart library's files. Needs a Python 3.11 to 3.13 and nothing else: no ensurepip, no pip, no
@@ -96,7 +96,7 @@ def require_disk(needed: int) -> None:
 # --- the steps --------------------------------------------------------------------------------------------
 
 
-def steps(dev: bool = False, oracle: bool = False, quant: bool = False) -> List[Step]:
+def steps(dev: bool = False, oracle: bool = False, quant: bool = False, peers: bool = False) -> List[Step]:
     main = Venv(ROOT, ".venv")
     packages = (DEV, RUN, QUANT) if dev else (RUN,)
     plan = [venv_step(main), pip_step(main), packages_step(main, *packages), uplot_step(main)]
@@ -105,7 +105,25 @@ def steps(dev: bool = False, oracle: bool = False, quant: bool = False) -> List[
     if oracle:
         other = Venv(ROOT, ".venv-oracle")
         plan += [venv_step(other), pip_step(other), packages_step(other, "requirements-oracle.txt")]
+    if peers:
+        plan += peers_steps(Venv(ROOT, ".venv-peers"))
     return plan
+
+
+def peers_steps(venv: Venv) -> List[Step]:
+    packages = packages_step(venv, "requirements-peers.txt", "requirements-oracle.txt")
+    return [venv_step(venv), pip_step(venv), packages, alone_step(venv, "requirements-peers-alone.txt")]
+
+
+def alone_step(venv: Venv, name: str) -> Step:
+    """Packages whose own requirements would take away what stands there already."""
+    digest = digest_of(name)
+
+    def act() -> None:
+        venv.pip("install", "--only-binary", ":all:", "--no-deps", "-r", str(ROOT / name))
+        venv.stamp(name, digest)
+
+    return Step(f"packages of {name}", lambda: venv.stamped(name, digest), act)
 
 
 def venv_step(venv: Venv) -> Step:
@@ -226,6 +244,7 @@ def options(arguments: Optional[List[str]]) -> argparse.Namespace:
     parser.add_argument(
         "--oracle", action="store_true", help="also the libraries that results are compared with"
     )
+    parser.add_argument("--peers", action="store_true", help="also the libraries that speed is compared with")
     return parser.parse_args(arguments)
 
 
@@ -235,7 +254,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         require_platform()
-        set_up(steps(chosen.dev, chosen.oracle, chosen.quant))
+        set_up(steps(chosen.dev, chosen.oracle, chosen.quant, chosen.peers))
     except SetupError as error:
         print(f"\nSet-up stopped. {error}", file=sys.stderr)
         return 1

@@ -97,13 +97,17 @@ class Index:
         self.server.server_close()
 
 
-def wheel_of(name: str, members: dict[str, str], folder: Path, version: str = "1.0") -> bytes:
+def wheel_of(
+    name: str, members: dict[str, str], folder: Path, version: str = "1.0", needs: str = ""
+) -> bytes:
     info = f"{name}-{version}.dist-info"
     path = folder / f"{name}.zip"
     with zipfile.ZipFile(path, "w") as archive:
         for member, content in members.items():
             archive.writestr(member, content)
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        metadata += f"Requires-Dist: {needs}\n" if needs else ""
+        archive.writestr(f"{info}/METADATA", metadata)
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
     return path.read_bytes()
@@ -371,8 +375,8 @@ def set_up(folder: Path, index: Index, *arguments: str, **more: str) -> subproce
     )
 
 
-def imports(folder: Path, *names: str) -> bool:
-    python = folder / ".venv" / "bin" / "python"
+def imports(folder: Path, *names: str, venv: str = ".venv") -> bool:
+    python = folder / venv / "bin" / "python"
     return subprocess.run([python, "-c", f"import {', '.join(names)}"], check=False).returncode == 0
 
 
@@ -395,6 +399,23 @@ def test_dev_is_added_later_and_then_covers_all(done_home: Path, index: Index) -
     assert "nothing to do" in set_up(done_home, index, "--quant").stdout
     assert "nothing to do" in set_up(done_home, index).stdout
     assert "nothing to do" in set_up(done_home, index, "--dev").stdout
+
+
+@pytest.mark.slow
+def test_peers_come_with_one_that_asks_for_what_is_not_there(
+    done_home: Path, index: Index, tmp_path: Path
+) -> None:
+    """dictionary-learning asks for another nnsight than the benchmarks take."""
+    asking = wheel_of("lonely", {"lonely.py": ""}, tmp_path, needs="missing")
+    index.files["lonely-1.0-py3-none-any.whl"] = asking
+    (done_home / "requirements-oracle.txt").write_text("tiny==1.0\n")
+    (done_home / "requirements-peers.txt").write_text("-r requirements-oracle.txt\ntinier==1.0\n")
+    (done_home / "requirements-peers-alone.txt").write_text("lonely==1.0\n")
+    done = set_up(done_home, index, "--peers")
+    assert done.returncode == 0, done.stderr
+    assert imports(done_home, "tiny", "tinier", "lonely", venv=".venv-peers")
+    assert not imports(done_home, "tinier")
+    assert "nothing to do" in set_up(done_home, index, "--peers").stdout
 
 
 def test_an_extra_is_added_later(done_home: Path, index: Index) -> None:

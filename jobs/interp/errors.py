@@ -11,6 +11,10 @@ class Unusable(ValueError):
     """The input cannot give what was asked; the message is a sentence with the numbers and the remedy."""
 
 
+class NoField(Unusable):
+    """A record has no field of the name asked for."""
+
+
 class NonFinite(ArithmeticError):
     """A loss or activation became NaN or infinite; the message names the step."""
 

@@ -29,7 +29,7 @@ from jobs.interp.repository import (
     model_of,
     shards_of,
 )
-from jobs.interp.transfer import Pauses, Transfer, Unreachable, passing
+from jobs.interp.transfer import QUESTION_TRIES, Pauses, Transfer, Unreachable, passing
 
 #: Files that come side by side.
 AT_ONCE = 4
@@ -39,7 +39,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A fetched repository: its folder in the cache (of links) and the commit."""
+    """A fetched repository: a folder of links into the cache, and the commit."""
 
     folder: Path
     commit: str
@@ -95,7 +95,7 @@ class Fetch:
         listing = self.listing or self.plan()
         self._bring(listing, listing.files, on_progress)
         self._note_revision(listing)
-        return Snapshot(self._snapshot(listing), listing.commit)
+        return Snapshot(self._view(listing), listing.commit)
 
     # Asking -------------------------------------------------------------------------------------------
 
@@ -129,7 +129,7 @@ class Fetch:
         )
 
     def _ask_patiently(self) -> Listing:
-        pauses = Pauses(self.stop)
+        pauses = Pauses(self.stop, QUESTION_TRIES)
         while True:
             try:
                 listing = self._with_etags(look(self.repository, self.revision, self.token))
@@ -190,6 +190,16 @@ class Fetch:
 
     def _snapshot(self, listing: Listing) -> Path:
         return self.folder / "snapshots" / listing.commit
+
+    def _view(self, listing: Listing) -> Path:
+        """The plan's files and no others: other programs may have fetched more of the commit, other weights too."""
+        folder = self.folder / "mistudio" / listing.commit
+        for file in listing.files:
+            _link(self.folder / "blobs" / file.etag, folder / file.name)
+        for path in folder.iterdir():
+            if listing.named(path.name) is None:
+                path.unlink(missing_ok=True)
+        return folder
 
     def _pointer(self, listing: Listing, name: str) -> Path:
         return self._snapshot(listing) / name

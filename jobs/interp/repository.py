@@ -214,6 +214,6 @@ def _refused(repository: str, status: int, token: str | bool) -> str:
         return f"The hub does not know the token (it may be revoked or expired); put a new one {PLACE}."
     if status == 401:
         return f"The hub shows {repository} only to those who are signed in; put a token {PLACE}."
-    if status == 403:
+    if status == 403 and token:
         return f"The token may not read {repository} (403); give it the right to read it, or put another one {PLACE}."
     return f"The hub answers {status} to {repository}."

@@ -8,6 +8,7 @@ process or another, by this job or another.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -18,8 +19,12 @@ from typing import Any
 from jobs.interp.errors import Stopped, Unusable
 from jobs.interp.repository import RemoteFile, in_words
 
-#: Tries in a row that bring no byte; the waits between them double from the first to the longest.
-TRIES, FIRST_PAUSE, LONGEST_PAUSE = 5, 0.5, 8.0
+logger = logging.getLogger(__name__)
+
+#: Waits between tries that bring no byte double from the first to the longest.
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+#: So many such tries in a row give up: a question after 8 s, a body, of which hours may have passed, after 7 min.
+QUESTION_TRIES, BODY_TRIES = 5, 20
 #: A hub that asks for a longer pause (429) is not waited for.
 PATIENCE_SECONDS = 300.0
 READ_BYTES = 2**20
@@ -37,8 +42,8 @@ class Broken(Exception):
 class Pauses:
     """Waits between tries, and gives up; `message` says what is waited for."""
 
-    def __init__(self, stop: threading.Event) -> None:
-        self.stop, self.failures, self.message = stop, 0, ""
+    def __init__(self, stop: threading.Event, tries: int) -> None:
+        self.stop, self.tries, self.failures, self.message = stop, tries, 0, ""
 
     def arrived(self) -> None:
         self.failures, self.message = 0, ""
@@ -48,10 +53,13 @@ class Pauses:
         self.failures += 1
         asked = _seconds_asked(error)
         seconds = asked if asked is not None else min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self.failures - 1))
-        if seconds > PATIENCE_SECONDS or self.failures > TRIES:
-            raise Unreachable(_given_up(error, what, asked)) from error
+        if seconds > PATIENCE_SECONDS or self.failures >= self.tries:
+            raise Unreachable(_given_up(error, what, asked, self.failures)) from error
+        # Not the error itself: addresses of the storage are signed.
+        logger.info("%s: %s; going on in %.1f s", what, _status(error) or type(error).__name__, seconds)
+        self.message = f"the connection broke; going on in {seconds:.0f} s"
         if asked is not None:
-            self.message = f"the hub asks for a pause of {asked:.0f} s (429)"
+            self.message = f"the hub asks for a pause of {asked:.0f} s"
         if self.stop.wait(seconds):
             raise Stopped
 
@@ -67,20 +75,24 @@ def _seconds_asked(error: Exception) -> float | None:
     return float(limit.reset_in_seconds) if limit and limit.remaining == 0 else None
 
 
-def _given_up(error: Exception, what: str, asked: float | None) -> str:
+def _status(error: Exception) -> int | None:
+    return getattr(getattr(error, "response", None), "status_code", None)
+
+
+def _given_up(error: Exception, what: str, asked: float | None, tries: int) -> str:
     from huggingface_hub import constants
 
-    status = getattr(getattr(error, "response", None), "status_code", None)
+    status = _status(error)
     kept = "What has arrived is kept; a retry goes on from there."
     if status == 429:
         when = f"in {asked:.0f} s" if asked is not None else "in a few minutes"
         return f"The hub has had too many requests from here (429) and asks to come back {when}. {kept}"
     if status is not None:
-        return f"The hub answers {status} to {what}, {TRIES} times in a row. {kept}"
+        return f"The hub answers {status} to {what}, {tries} times in a row. {kept}"
     if isinstance(error, Broken):
         return f"{error} {kept}"
     return (
-        f"{constants.ENDPOINT} (HF_ENDPOINT) could not be reached for {what}: {type(error).__name__}, {TRIES} times in "
+        f"{constants.ENDPOINT} (HF_ENDPOINT) could not be reached for {what}: {type(error).__name__}, {tries} times in "
         f"a row. {kept} A host without network takes a model folder by its path, or from the cache."
     )
 
@@ -99,7 +111,7 @@ class Transfer:
     ) -> None:
         self.repository, self.commit, self.file, self.blob, self.token = repository, commit, file, blob, token
         self.partial = blob.with_name(blob.name + PARTIAL)
-        self.pauses = Pauses(stop)
+        self.pauses = Pauses(stop, BODY_TRIES)
         self.stop = stop
         self.done = self._there()
 
@@ -130,7 +142,15 @@ class Transfer:
                     raise Unusable(
                         f"{self.file.name} arrived damaged twice: its digest is not {self.file.etag}."
                     )
+            self._settle()
+
+    def _settle(self) -> None:
+        """Some file systems lock nobody out: then another wrote the same bytes, and may be first."""
+        try:
             os.replace(self.partial, self.blob)
+        except FileNotFoundError:
+            if not self.complete:
+                raise
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -174,11 +194,12 @@ class Transfer:
 
     def _read_back(self, out: Any, digest: Any) -> int:
         """What had arrived before, into the digest; the bytes, after which `out` stands."""
-        at = 0
+        at, self.pauses.message = 0, "reading what had arrived before"
         while chunk := out.read(READ_BYTES):
             self._go_on()
             digest.update(chunk)
             at += len(chunk)
+        self.pauses.message = ""
         return at
 
     def _body(self, at: int) -> Iterator[bytes]:

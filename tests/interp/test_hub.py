@@ -7,13 +7,14 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from huggingface_hub import constants, scan_cache_dir, snapshot_download
 
-from jobs.interp import hub
+from jobs.interp import hub, transfer
 from jobs.interp.errors import Stopped, Unusable
 from jobs.interp.glance import Memory
 from jobs.interp.repository import Listing
@@ -73,11 +74,20 @@ def test_the_cache_is_the_librarys_own(publish: Any, served: Hub, hub_cache: Pat
     assert [(repo.repo_id, repo.nb_files, repo.size_on_disk) for repo in found.repos] == [("a/b", 2, 5002)]
     assert not found.warnings and not found.incomplete_files
     before = len(served.sent)
-    assert snapshot_download("a/b", cache_dir=hub_cache, local_files_only=True) == str(snapshot.folder)
-    assert snapshot_download("a/b", cache_dir=hub_cache, endpoint=served.url, token=False) == str(
-        snapshot.folder
-    )
+    for how in ({"local_files_only": True}, {"endpoint": served.url, "token": False}):
+        folder = Path(snapshot_download("a/b", cache_dir=hub_cache, **how))
+        assert (folder / "model.safetensors").samefile(snapshot.folder / "model.safetensors")
     assert len(served.sent) == before
+
+
+def test_what_others_have_fetched_of_the_commit_is_not_the_models(publish: Any, hub_cache: Path) -> None:
+    publish({"model.safetensors": 5000})
+    first = hub.Fetch("a/b").fetch()
+    theirs = next(hub_cache.glob("*/snapshots/*"))
+    (theirs / "consolidated.safetensors").write_bytes(b"the same weights in another form")
+    (first.folder / SHARDS[0]).symlink_to(theirs / "consolidated.safetensors")
+    again = hub.Fetch("a/b").fetch()
+    assert {path.name for path in again.folder.iterdir()} == {"config.json", "model.safetensors"}
 
 
 def test_the_single_file_is_preferred_to_its_shards(publish: Any) -> None:
@@ -146,6 +156,19 @@ def test_a_cut_body_is_gone_on_with_from_its_last_byte(publish: Any, served: Hub
     weights = [sent for sent in served.sent if sent.name == "model.safetensors"]
     assert [sent.start for sent in weights] == [0, 100_000, 100_001, 1_100_001]
     assert served.served("model.safetensors") == 3 * MIB
+
+
+def test_a_hub_that_goes_away_in_between_is_waited_for(
+    publish: Any, served: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "FIRST_PAUSE", 0.001)
+    repository = publish({"model.safetensors": MIB})
+    fetch = hub.Fetch("a/b")
+    fetch.plan()
+    served.cuts, served.answers = [1000], [(503, {})] * 8
+    told: list[str] = []
+    assert same(fetch.fetch(lambda _done, _total, message: told.append(message)), repository)
+    assert "the connection broke; going on in 0 s" in told and not told[-1]
 
 
 def test_what_an_earlier_download_left_is_gone_on_with(publish: Any, served: Hub) -> None:
@@ -233,6 +256,29 @@ def test_two_downloads_at_once_share_one_transfer(publish: Any, served: Hub) -> 
     assert served.served("model.safetensors") == 2 * MIB
     waited = [message for steps in told.values() for _, _, message in steps if message]
     assert set(waited) == {"another download fetches the same file"}
+
+
+def test_two_downloads_whose_locks_hold_nobody_off_do_no_harm(
+    publish: Any, served: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on some network file systems."""
+    monkeypatch.setattr("huggingface_hub.utils._fixes.WeakFileLock", lambda *_, **__: nullcontext())
+    repository = publish({"model.safetensors": MIB})
+    served.bytes_per_second = 4 * MIB
+    plan = hub.Fetch("a/b").plan()
+    ends: list[hub.Snapshot] = []
+
+    def run() -> None:
+        ends.append(hub.Fetch("a/b", listing=plan).fetch())
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.05)
+    for thread in threads:
+        thread.join()
+    assert [same(end, repository) for end in ends] == [True, True]
+    assert len([sent for sent in served.sent if sent.name == "model.safetensors"]) == 2
 
 
 # Who may, and what the hub says --------------------------------------------------------------------------

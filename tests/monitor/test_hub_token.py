@@ -47,7 +47,7 @@ def test_it_goes_in_and_never_comes_out(alice: User, caplog: pytest.LogCaptureFi
     assert TOKEN not in told.content.decode() + caplog.text + everything_stored()
     assert client.get(API).json() == told.json()
     page = browser(alice).get("/me/").content.decode()
-    assert TOKEN not in page and HubToken.objects.get().set_at.strftime("Set %Y-%m-%d") in page
+    assert TOKEN not in page and HubToken.objects.get().set_at.strftime("One was set %Y-%m-%d") in page
     assert hub_token.of(alice.pk) == TOKEN
     assert client.delete(API).status_code == 204
     assert not HubToken.objects.exists() and client.get(API).json() == {"set_at": None}
