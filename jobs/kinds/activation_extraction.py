@@ -8,7 +8,7 @@ from typing import Any
 
 from rest_framework import serializers
 
-from jobs import texts
+from jobs import extras, texts
 from jobs.fields import SITES, ArtifactField, CorpusField, SiteField, is_path
 from jobs.kind import Context, Estimate, Input, JobKind, halved
 
@@ -98,6 +98,7 @@ class Kind(JobKind):
         model = inputs.get("model")
         errors = texts.errors(params, inputs, model)
         if model is not None:
+            extras.require_for(model.manifest)
             errors |= site_errors(params["sites"], model.manifest)
             errors |= context_errors(params["context_size"], model)
         if errors:
@@ -236,6 +237,7 @@ def facts_of(model: Input) -> dict[str, Any]:
         "d_model",
         "d_vocab",
         "n_layers",
+        "quantization",
     )
     return {"name": model.name} | {key: model.manifest.get(key) for key in kept}
 

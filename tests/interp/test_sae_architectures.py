@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from jobs.interp.errors import Unusable
-from jobs.interp.sae.architectures import TopK, select
+from jobs.interp.sae.architectures import Options, TopK, begin, select
 
 
 def by_hand(sae: TopK, x: torch.Tensor) -> torch.Tensor:
@@ -81,11 +81,13 @@ def test_the_decoder_is_normalised_by_feature_f27(S8: TopK) -> None:
 
 
 def test_it_begins_with_the_encoder_equal_to_the_decoder_and_the_mean_as_bias() -> None:
-    mean = torch.arange(8.0)
-    sae = TopK.initial(8, 24, 4, seed=3, mean=mean)
+    sample = torch.arange(8.0) + torch.tensor([[-1.0], [1.0]])
+    sae, again, other = (
+        begin(Options(k=4), 8, 8, 24, seed=seed, sample=sample, target=sample) for seed in (3, 3, 4)
+    )
+    assert isinstance(sae, TopK)
     assert torch.equal(sae.W_enc, sae.W_dec.T)
-    assert torch.equal(sae.b_dec, mean)
+    assert torch.equal(sae.b_dec, torch.arange(8.0))
     assert sae.b_enc.abs().max() == 0
-    again, other = (TopK.initial(8, 24, 4, seed=seed, mean=mean) for seed in (3, 4))
     assert torch.equal(again.W_dec, sae.W_dec)
     assert not torch.equal(other.W_dec, sae.W_dec)
