@@ -86,7 +86,9 @@ def test_a_place_that_the_model_does_not_have_is_refused_at_submit(shelf: Shelf,
 def test_where_the_manifest_does_not_say_it_is_refused_at_the_start(shelf: Shelf, import_root: Path) -> None:
     """A model artifact older than the fact: before the first report, so the job ends refused."""
     downloaded(shelf, import_root, "NX")
-    del shelf.named("nx").manifest["missing_sites"]
+    manifest = shelf.named("nx").manifest
+    for fact in ("missing_sites", "sites"):
+        manifest.pop(fact, None)
     with pytest.raises(Unusable, match="in parallel"):
         extract(shelf, import_root / "text.txt", model="nx", sites=[{"block": 1, "site": "resid_mid"}])
 
