@@ -15,6 +15,7 @@ from jobs.interp.errors import Unusable
 from jobs.interp.sae.architectures import TopK, Weights
 from jobs.interp.sae.files import Metadata, load_sae, save_sae
 from jobs.interp.sae.options import NAMES
+from tests.interp.conftest import assert_same_vectors
 from tests.interp.dense_saes import pair, random_sae
 
 ORACLE = Path(__file__).parents[2] / ".venv-oracle" / "bin" / "python"
@@ -216,5 +217,5 @@ def test_saelens_opens_it_and_reconstructs_the_same(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for name, (x_hat, acts) in expected.items():
         theirs = load_file(tmp_path / f"{name}.out")
-        torch.testing.assert_close(theirs["x_hat"], x_hat, atol=1e-5, rtol=1e-5)
+        assert_same_vectors(theirs["x_hat"], x_hat)
         torch.testing.assert_close(theirs["acts"], acts, atol=1e-5, rtol=1e-5)
