@@ -18,6 +18,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ from django.conf import settings  # noqa: E402
 
 from gpus import procfs  # noqa: E402
 from jobs import estimates, registry  # noqa: E402
+from jobs.exceptions import HandedOver  # noqa: E402
+from jobs.kind import JobKind  # noqa: E402
 from tests.kinds import fake  # noqa: E402
 
 Case = tuple[str, str, dict[str, Any]]
@@ -71,6 +74,14 @@ def cases(shelf: fake.Shelf) -> Iterator[Case]:
             "model_download",
             {"source": str(folder_of(name)), "dtype": dtype},
         )
+    for name in ("demo", "wide", "deep", "full"):
+        for scheme in ("int8", "nf4"):
+            source = name if name == "demo" else str(folder_of(name))
+            yield (
+                f"quantization, {name} to {scheme}",
+                "model_download",
+                {"source": source, "quantization": scheme},
+            )
     extraction = {"model": MODEL, "sites": [{"block": 8}], "context_size": 128}
     for batch, tokens in ((8, 6_000), (16, 6_000), (64, 16_000), (128, 20_000)):
         name = f"extraction, {batch} x 128"
@@ -127,9 +138,13 @@ def run_case(shelf: fake.Shelf, case: Case) -> None:
     given = serializer.validated_data
     references = [field for field in ("model", "activations") if given.get(field)]
     inputs = {field: shelf.named(given[field]) for field in references}
-    estimate = estimates.formula(kind, given, inputs)
+    stage = next(iter(kind.card_stages(given)), "")
+    estimate = estimates.formula(kind, given, inputs, stage)
     job = fake.FakeContext(shelf, name.replace(" ", "-").replace(",", ""), inputs)
     job.device = "cpu"
+    if stage:
+        peak_of(lambda: handed_over(kind, job, given))
+        job.stage = stage
     peak, seconds = peak_of(lambda: kind.run(job, given))
     parts = " ".join(f"{part} {size / 1e6:.0f}" for part, size in estimate.breakdown.items())
     print(
@@ -137,6 +152,12 @@ def run_case(shelf: fake.Shelf, case: Case) -> None:
         f"ratio {(estimate.memory_bytes or 0) / peak:.2f}, {seconds:.0f} s  ({parts})",
         flush=True,
     )
+
+
+def handed_over(kind: JobKind, job: fake.FakeContext, params: dict[str, Any]) -> None:
+    """The stage before the one on the card."""
+    with suppress(HandedOver):
+        kind.run(job, params)
 
 
 def stock(shelf: fake.Shelf, wanted: list[str]) -> None:

@@ -67,7 +67,8 @@ def plain_text(path: Path) -> Facts:
 
 def json_lines(path: Path) -> Facts:
     """Objects, and the fields of the first: a job names the one that it reads."""
-    documents, fields = 0, []
+    documents = 0
+    fields: list[str] = []
     for row in readers.objects(DataFile(path, path.name)):
         documents, fields = documents + 1, fields or sorted(row)
     return {"documents": documents, "fields": shown(fields)}

@@ -144,14 +144,13 @@ class Pace:
 
     def __init__(self, rows: Iterable[Row], on_progress: Progress) -> None:
         self.rows, self.done, self.run = rows, 0, 0
+        self.known = sum(len(row.ids) for row in rows) if isinstance(rows, Sequence) else 0
         self.on_progress, self.began = on_progress, time.monotonic()
 
     @property
     def total(self) -> int:
         """Tokens in all, as far as can be told (`RowStream.expected`)."""
-        if isinstance(self.rows, Sequence):
-            return sum(len(row.ids) for row in self.rows)
-        return max(self.done, getattr(self.rows, "expected", self.done))
+        return max(self.done, self.known or getattr(self.rows, "expected", 0))
 
     def skip(self, tokens: int) -> None:
         self.done += tokens

@@ -17,3 +17,13 @@ class NoField(Unusable):
 
 class NonFinite(ArithmeticError):
     """A loss or activation became NaN or infinite; the message names the step."""
+
+
+class MissingExtra(Unusable):
+    """A library that only this needs is not installed; `hint` is the command that brings it."""
+
+    reason = "missing_extra"
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from jobs.interp.headers import Weights
+
+#: Of a model that is not quantized.
+NOTHING_PACKED = {"weights": 0, "bytes": 0, "largest": 0}
 #: Bytes of a number by the name of its type.
 WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 #: What a CUDA context and cuBLAS' workspace hold before the first tensor; 0.5 to 0.6 GiB on cards of 2020 and
@@ -36,11 +41,22 @@ CORPUS_BYTES = 192 * 2**20
 #: Reading files piece by piece, with the tokenizer at work.
 READER_BYTES = 128 * 2**20
 
+#: Bytes of a quantized weight with its share of the scales: a float32 for a row (int8), for 64 weights (nf4).
+PACKED_BYTES = {"int8": 1.02, "nf4": 0.57}
+#: Working memory of packing one weight on a CPU (bitsandbytes 0.50: it as float32, scaled, cut, as indexes), and of
+#: unpacking it for a product there; measured.
+PACKING_BYTES, UNPACKING_BYTES = 24, 16
+#: The library and its tables, in host memory.
+LIBRARY_BYTES = 64 * 2**20
+#: Tokens of `probe.TEXT` that are read, at most; of most vocabularies it has about 220.
+PROBE_TOKENS = 256
+
 
 def model_bytes(manifest: Mapping[str, Any], *, on_cpu: bool) -> int:
-    """A loaded model: float32 on a CPU, as stored on a card (`models.compute_dtype`)."""
+    """A loaded model: float32 on a CPU, as stored on a card (`models.compute_dtype`); packed weights stay packed."""
     width = 4 if on_cpu else WIDTHS.get(manifest["dtype"], 4)
-    return manifest["parameters"] * width
+    packed = manifest.get("quantization") or NOTHING_PACKED
+    return (manifest["parameters"] - packed["weights"]) * width + packed["bytes"]
 
 
 def forward_bytes(manifest: Mapping[str, Any], tokens: int, *, on_cpu: bool, logits: bool = False) -> int:
@@ -48,11 +64,13 @@ def forward_bytes(manifest: Mapping[str, Any], tokens: int, *, on_cpu: bool, log
 
     The widest moment holds the stream, queries, keys, values and the MLP's inner layer: 10 x d_model per token in
     SmolLM2 (measured), 15 in Gemma-2; with `logits` the scores of the vocabulary for all, and a row of eight at a
-    time in float32 with its logarithms (`metrics.cross_entropy`).
+    time in float32 with its logarithms (`metrics.cross_entropy`). A packed layer is unpacked for its product.
     """
     width = 4 if on_cpu else WIDTHS.get(manifest["dtype"], 4)
     scores = manifest["d_vocab"] * (width + 2) if logits else 0
-    return tokens * (16 * manifest["d_model"] * width + scores)
+    largest = (manifest.get("quantization") or NOTHING_PACKED)["largest"]
+    unpacked = largest * (UNPACKING_BYTES if on_cpu else width)
+    return tokens * (16 * manifest["d_model"] * width + scores) + unpacked
 
 
 def captured_bytes(manifest: Mapping[str, Any], tokens: int, sites: int, *, on_cpu: bool) -> int:
@@ -73,7 +91,45 @@ def file_bytes(manifest: Mapping[str, Any], *, on_cpu: bool) -> int:
 
     On a card the file is the host's affair.
     """
-    return manifest["parameters"] * WIDTHS.get(manifest["dtype"], 4) if on_cpu else 0
+    packed = manifest.get("quantization")
+    plain = manifest["parameters"] - (packed or NOTHING_PACKED)["weights"]
+    library = LIBRARY_BYTES + packed["bytes"] if packed else 0
+    return plain * WIDTHS.get(manifest["dtype"], 4) + library if on_cpu else 0
+
+
+def quantized_bytes(weights: Weights, scheme: str) -> int:
+    """A model as it will be: its linear layers packed, the rest as stored; on the disk and on a card."""
+    linear = sum(weights.linear)
+    plain = weights.parameters - linear
+    return int(plain * WIDTHS.get(weights.dtype, 4) + linear * PACKED_BYTES[scheme])
+
+
+def quantizing(weights: Weights, scheme: str, *, on_cpu: bool) -> dict[str, int]:
+    """The parts of a quantization, where it takes most: the original runs over the probe's text, on a card with one
+    block at a time, on a CPU with all of it in float32; the layers are packed one at a time; the result runs over it.
+    """
+    width = 4 if on_cpu else WIDTHS.get(weights.dtype, 4)
+    linear, result = weights.linear, quantized_bytes(weights, scheme)
+    plain = weights.parameters - sum(linear)
+    words, d_model = weights.table
+    forward = PROBE_TOKENS * (
+        16 * d_model * width + words * (width + 8)
+    )  # scores, in float32, their logarithms
+    if not on_cpu:
+        visit = {"embeddings": plain * width, "block": weights.widest_block * width, "forward": forward}
+        made = {"model": result, "packing": 2 * max(linear, default=0) * width, "forward": forward}
+        return widest(visit, made) | {"cuda": CUDA_BYTES}
+    original = {"model": weights.parameters * width, "tokenizer": TOKENIZER_BYTES, "file": weights.bytes}
+    running = {"model": weights.parameters * width, "tokenizer": TOKENIZER_BYTES, "forward": forward}
+    packing = {"file": weights.bytes, "model": result, "packing": max(linear, default=0) * PACKING_BYTES}
+    return widest(original, running, packing) | {"library": LIBRARY_BYTES}
+
+
+def nothing_to_quantize(name: str) -> str:
+    return (
+        f"{name} has no linear layer that bitsandbytes could quantize: all its weights are embeddings, the head, "
+        "norms, or experts that lie in one tensor. Take it with quantization none."
+    )
 
 
 def widest(*phases: dict[str, int]) -> dict[str, int]:
@@ -121,6 +177,9 @@ def shard_tokens(d_model: int, sites: int, dtype: str) -> int:
     return max(1024, min(SHARD_TOKENS, SHARD_BYTES // (d_model * sites * WIDTHS[dtype])))
 
 
-def shard_bytes(d_model: int, sites: int, tokens: int, dtype: str) -> int:
-    """A shard being filled and one being written, `tokens` each: all sites as stored, and one site put together."""
-    return tokens * d_model * WIDTHS[dtype] * (2 * sites + 1)
+def shard_bytes(d_model: int, sites: int, room: int, tokens: int, dtype: str) -> int:
+    """A shard being filled and one being written, at most `room` tokens each and `tokens` together: all sites as
+    stored, and one site put together.
+    """
+    first = min(room, tokens)
+    return (min(2 * room, tokens) * sites + first) * d_model * WIDTHS[dtype]

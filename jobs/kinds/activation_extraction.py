@@ -8,7 +8,7 @@ from typing import Any
 
 from rest_framework import serializers
 
-from jobs import texts
+from jobs import extras, texts
 from jobs.fields import SITES, ArtifactField, CorpusField, SiteField, is_path
 from jobs.kind import Context, Estimate, Input, JobKind, halved
 
@@ -98,6 +98,7 @@ class Kind(JobKind):
         model = inputs.get("model")
         errors = texts.errors(params, inputs, model)
         if model is not None:
+            extras.require_for(model.manifest)
             errors |= site_errors(params["sites"], model.manifest)
             errors |= context_errors(params["context_size"], model)
         if errors:
@@ -113,10 +114,10 @@ class Kind(JobKind):
         forward = sizes.forward_bytes(manifest, tokens, on_cpu=on_cpu)
         forward += sizes.captured_bytes(manifest, tokens, sites, on_cpu=on_cpu)
         if on_cpu:  # shards and the text lie in the same memory
-            room = min(sizes.shard_tokens(width, sites, dtype) + params["context_size"], params["max_tokens"])
+            room = sizes.shard_tokens(width, sites, dtype) + params["context_size"]
             running = {
                 "forward": forward,
-                "shard": sizes.shard_bytes(width, sites, room, dtype),
+                "shard": sizes.shard_bytes(width, sites, room, params["max_tokens"], dtype),
                 "text": texts.memory_bytes(params["corpus"]),
             }
             loading = {"file": sizes.file_bytes(manifest, on_cpu=True), "tokenizer": sizes.TOKENIZER_BYTES}
@@ -236,6 +237,7 @@ def facts_of(model: Input) -> dict[str, Any]:
         "d_model",
         "d_vocab",
         "n_layers",
+        "quantization",
     )
     return {"name": model.name} | {key: model.manifest.get(key) for key in kept}
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rest_framework import serializers
 
-from jobs import texts
+from jobs import extras, texts
 from jobs.exceptions import JobRejected
 from jobs.fields import SITES, ArtifactField, CorpusField, SiteField, is_path
 from jobs.kind import Context, Estimate, Input, JobKind
@@ -299,13 +299,16 @@ class Kind(JobKind):
         from jobs.interp.sae import choices
 
         if "activations" in inputs:
-            found = inputs["activations"].manifest["sites"]
+            manifest = inputs["activations"].manifest
+            found = manifest["sites"]
             refuse(
                 [m for m in choices.members(params) if not choices.places(m, found)],
                 params,
                 held_words(found),
             )
+            extras.require_for(manifest["model"] if params["ce_tokens"] else {})
         elif "model" in inputs:
+            extras.require_for(inputs["model"].manifest)
             check_model(params, inputs)
 
     def estimate(self, params: Mapping[str, Any], inputs: Mapping[str, Input]) -> Estimate:
