@@ -453,7 +453,7 @@ def on_model(
         rows,
         model.special_ids if params["exclude_special"] else (),
         ground.views,
-        context.checkpoints / "measured.json",
+        context.checkpoints / ".measured.json",  # hidden: it is no checkpoint that a retry could go on from
         batch_size=params["batch_size"],
         seed=ground.order_seed,
         rows_per_pass=params["model_batch_size"],
