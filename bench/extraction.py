@@ -1,17 +1,18 @@
-"""Claim: extraction is at least twice as fast as a whole forward pass with a hook, and within 3 % of the least.
+"""Claim: extraction is ≥ 2 × a whole forward pass with a hook, and takes ≤ 1.1 × the time of the blocks needed.
 
-    MISTUDIO_HOME=... .venv/bin/python -m bench.extraction [block] [rounds]
+    MISTUDIO_HOME=... .venv-peers/bin/python -m bench.extraction [block=8] [rounds=3] [tokens=2048]
 
-The least is a pass through the model cut off after the block: no later block, no head. The demo's model, padded
-batches of the built-in corpus, float32 on a CPU. Ours is `extract` whole, with its files on the disk. Order A-B-A:
-floor, ours, hook, ours, floor; the median of all rounds counts. Takes the model that the demo left in
-`$MISTUDIO_HOME/cache/demo-model`.
+The blocks needed are a pass through the model cut off after the block: no later block, no head. Beside them what
+other libraries do when they are told to stop: transformer-lens' `stop_at_layer`, nnsight's `tracer.stop()`; each has
+a model of its own, and gives the same values. The demo's model, padded batches of the built-in corpus, float32 on
+a CPU. Ours is `extract` whole, with its files on the disk; the others keep nothing. In turns
+(`bench.side_by_side`). Takes the model that the demo left in `$MISTUDIO_HOME/cache/demo-model`; where a peer is not
+installed it is left out.
 """
 
 from __future__ import annotations
 
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -19,67 +20,128 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from bench.side_by_side import in_turns
 from jobs.interp import corpora, models, tokens
 from jobs.interp.activations import Recipe, extract
+from jobs.interp.hooks import capture
 from jobs.interp.site import Site, blocks_of
 from jobs.interp.tokens import Row, batches_by_length, pad
 
-TOKENS, CONTEXT, BATCH = 2048, 128, 8
+CONTEXT, BATCH = 128, 8
+#: What a library makes of one padded batch: the block's output.
+Pass = Callable[[dict[str, Tensor]], Tensor]
 
 
-def by_hook(model: models.LanguageModel, rows: list[Row], block: int) -> None:
+def by_hook(folder: Path, block: int) -> Pass:
     """A whole pass, the block's output noted by a hook: what most scripts do."""
-    seen: list[torch.Tensor] = []
-    handle = blocks_of(model.model)[1][block].register_forward_hook(lambda _m, _a, out: seen.append(out))
-    passes(model.model, model.pad.id, rows)
-    handle.remove()
+    model = models.load(folder).model
+
+    def one(inputs: dict[str, Tensor]) -> Tensor:
+        seen: list[Tensor] = []
+        hook = blocks_of(model)[1][block].register_forward_hook(lambda _m, _a, out: seen.append(out))
+        model(**inputs, use_cache=False)
+        hook.remove()
+        return seen[0]
+
+    return one
 
 
-def cut_off(model: models.LanguageModel, rows: list[Row], block: int) -> None:
-    """The model without later blocks and head."""
-    base = model.model.get_decoder()
-    whole = base.layers
-    base.layers = nn.ModuleList(list(whole)[: block + 1])
-    passes(base, model.pad.id, rows)
-    base.layers = whole
+def cut_off(folder: Path, block: int) -> Pass:
+    """The model without later blocks, final norm and head."""
+    base = models.load(folder).model.get_decoder()
+    base.layers = nn.ModuleList(list(base.layers)[: block + 1])
+    base.norm = nn.Identity()
+    return lambda inputs: base(**inputs, use_cache=False).last_hidden_state
 
 
-def passes(model: nn.Module, pad_id: int, rows: list[Row]) -> None:
-    with torch.no_grad():
-        for indexes in batches_by_length([len(row.ids) for row in rows], BATCH):
-            batch = pad([rows[index].ids for index in indexes], pad_id)
-            model(**batch.model_inputs("cpu"), use_cache=False)
+def transformer_lens(folder: Path, block: int) -> Pass:
+    from transformer_lens.model_bridge import TransformerBridge  # type: ignore[import-not-found]
+
+    own = models.load(folder)
+    bridge = TransformerBridge.boot_transformers(str(folder), hf_model=own.model, tokenizer=own.tokenizer)
+    return lambda inputs: bridge(
+        inputs["input_ids"], attention_mask=inputs["attention_mask"], stop_at_layer=block + 1
+    )
 
 
-def to_disk(model: models.LanguageModel, rows: list[Row], block: int) -> None:
+def nnsight(folder: Path, block: int) -> Pass:
+    from nnsight import LanguageModel  # type: ignore[import-not-found]
+
+    own = models.load(folder)
+    model = LanguageModel(own.model, tokenizer=own.tokenizer)
+
+    def one(inputs: dict[str, Tensor]) -> Tensor:
+        with model.trace(**inputs) as tracer:
+            found = model.model.layers[block].output.save()
+            tracer.stop()
+        return found
+
+    return one
+
+
+PEERS = {
+    "blocks needed": cut_off,
+    "hook": by_hook,
+    "transformer-lens stop": transformer_lens,
+    "nnsight stop": nnsight,
+}
+
+
+def speed_of(one: Pass, rows: list[Row], pad_id: int) -> Callable[[], float]:
+    def speed() -> float:
+        began = time.perf_counter()
+        with torch.no_grad():
+            for indexes in batches_by_length([len(row.ids) for row in rows], BATCH):
+                one(pad([rows[index].ids for index in indexes], pad_id).model_inputs("cpu"))
+        return sum(len(row.ids) for row in rows) / (time.perf_counter() - began)
+
+    return speed
+
+
+def to_disk(model: models.LanguageModel, rows: list[Row], block: int) -> float:
+    began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         extract(model, rows, Recipe((Site(block),)), Path(folder) / "a", batch_size=BATCH)
+    return sum(len(row.ids) for row in rows) / (time.perf_counter() - began)
+
+
+def same_values(model: models.LanguageModel, rows: list[Row], block: int, one: Pass) -> float:
+    """Largest difference to ours over the real tokens of one batch, as a share of the largest value."""
+    inputs = pad([row.ids for row in rows[:BATCH]], model.pad.id).model_inputs("cpu")
+    real = inputs["attention_mask"].bool()
+    wanted = capture(model.model, [Site(block)], **inputs)[Site(block)][real]
+    with torch.no_grad():
+        return ((one(inputs)[real] - wanted).abs().max() / wanted.abs().max()).item()
 
 
 def main() -> None:
-    block = int(sys.argv[1]) if len(sys.argv) > 1 else 8
-    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 3
-    home = Path(os.environ.get("MISTUDIO_HOME", "var"))
-    model = models.load(home / "cache" / "demo-model")
+    given = {"block": 8, "rounds": 3, "tokens": 2048}
+    given |= {name: int(value) for name, value in (argument.split("=") for argument in sys.argv[1:])}
+    block, folder = given["block"], Path(os.environ.get("MISTUDIO_HOME", "var")) / "cache" / "demo-model"
+    model = models.load(folder)
     text = corpora.english().documents
-    rows = tokens.rows_of(text, model.tokenizer, CONTEXT, max_tokens=TOKENS, bos_id=model.bos_id)
-    sides: dict[str, Callable] = {"floor": cut_off, "ours": to_disk, "hook": by_hook}
+    rows = tokens.rows_of(text, model.tokenizer, CONTEXT, max_tokens=given["tokens"], bos_id=model.bos_id)
+    sides: dict[str, Callable[[], float]] = {"ours": lambda: to_disk(model, rows, block)}
+    for name, peer in PEERS.items():
+        try:
+            one = peer(folder, block)
+        except ImportError as error:
+            print(f"{name} is left out: {error}")
+            continue
+        apart = same_values(model, rows, block, one)
+        assert apart < 1e-5, f"{name} differs by {apart:.1e} of the largest value"
+        sides[name] = speed_of(one, rows, model.pad.id)
     for side in sides.values():
-        side(model, rows[:BATCH], block)
-    found: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(rounds):
-        for name in ("floor", "ours", "hook", "ours", "floor"):
-            began = time.perf_counter()
-            sides[name](model, rows, block)
-            found[name].append(TOKENS / (time.perf_counter() - began))
-    medians = {name: statistics.median(values) for name, values in found.items()}
-    print(f"block {block} of {model.n_layers}, {torch.get_num_threads()} threads, {rounds} rounds, tokens/s")
-    for name, values in found.items():
-        print(f"{name:6} {medians[name]:6.0f}  [{min(values):.0f}, {max(values):.0f}]")
-    print(f"ours / hook {medians['ours'] / medians['hook']:.2f}", end=", ")
-    print(f"ours / floor {medians['ours'] / medians['floor']:.2f}")
+        side()
+    seen = in_turns(sides, given["rounds"], first="ours")
+    print(f"block {block} of {model.n_layers}, {given['tokens']} tokens, {torch.get_num_threads()} threads")
+    print("\n".join(seen.lines("tokens/s")))
+    for name in [name for name in sides if name != "ours"]:
+        print(f"ours / {name} {seen.ratio('ours', name):.2f}")
+    kept = seen.ratio("ours", "hook") >= 2 and seen.ratio("blocks needed", "ours") <= 1.1
+    print(f"claim (≥ 2 × hook, ≤ 1.1 × the time of the blocks needed): {'kept' if kept else 'NOT KEPT'}")
 
 
 if __name__ == "__main__":

@@ -1,96 +1,101 @@
-"""Claim: a TopK training step is at least 2.3 times as fast as SAELens' own, on the same machine.
+"""Claim: a TopK step is ≥ 3 × SAELens' and ≥ 1.1 × sparsify's, a JumpReLU or L1 step ≥ 1.1 × SAELens', in one run.
 
-    .venv-oracle/bin/python -m bench.sae_step [rounds]
+    .venv-peers/bin/python -m bench.sae_step [architecture=topk,…] [peers=SAELens,…] [rounds=3] [steps=8]
+        [d_sae=4608] [batch=4096]
 
-Both in one process of the oracle environment, with the same data, shape (576 to 4608 latents, k 32, batch 4096,
-float32), Adam and no dead latents. Beside them the encoder product alone, the least that any step must do. Order
-A-B-A: floor, ours, SAELens, ours, floor; each is warmed up first; the median of all rounds counts.
+All in one process of the peers' environment, with the same data, shape (576 to 4608 latents, k 32, batch 4096,
+float32), Adam and no dead latents; ours is the training's whole step, counters and projections included. Beside
+them the encoder product alone, the least that any step must do. In turns (`bench.side_by_side`), each warmed up,
+equal numbers of steps: short runs are 10 to 20 % faster than long ones.
 """
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 from collections.abc import Callable
 
 import torch
-from sae_lens import TopKTrainingSAE, TopKTrainingSAEConfig  # type: ignore[import-not-found]
-from sae_lens.saes.sae import TrainStepInput  # type: ignore[import-not-found]
+from torch import Tensor
 
-from jobs.interp.sae.architectures import Options, begin
-from jobs.interp.sae.train import Settings, Training
+from bench.our_sae import step_of
+from bench.sae_peers import PEERS, Shape
+from bench.side_by_side import in_turns
+from jobs.interp.sae.options import Options
 
-D_IN, D_SAE, K, BATCH, STEPS = 576, 4608, 32, 4096, 4
+Step = Callable[[Tensor], object]
+#: By architecture: peer → how many times as fast ours is said to be.
+CLAIMS = {
+    "topk": {"SAELens": 3.0, "sparsify": 1.1},
+    "jumprelu": {"SAELens": 1.1},
+    "standard": {"SAELens": 1.1},
+}
 
 
-def data() -> list[torch.Tensor]:
-    """Batches of unit variance, so that both sides start from a loss of the same size."""
+def data(steps: int, batch: int, width: int) -> list[Tensor]:
+    """Batches of unit variance, so that all start from a loss of the same size."""
     draw = torch.Generator().manual_seed(0)
-    return [torch.randn(BATCH, D_IN, generator=draw) for _ in range(STEPS)]
+    return [torch.randn(batch, width, generator=draw) for _ in range(steps)]
 
 
-def floor() -> Callable[[torch.Tensor], object]:
-    weight, bias = torch.randn(D_SAE, D_IN), torch.zeros(D_SAE)
+def floor(shape: Shape) -> Step:
+    weight, bias = torch.randn(shape.d_sae, shape.d_in), torch.zeros(shape.d_sae)
 
-    def step(x: torch.Tensor) -> torch.Tensor:
+    def step(x: Tensor) -> Tensor:
         with torch.no_grad():
             return torch.nn.functional.linear(x, weight, bias)
 
     return step
 
 
-def ours() -> Callable[[torch.Tensor], object]:
-    settings = Settings(d_sae=D_SAE, k=K, tokens=10_000 * BATCH, batch_size=BATCH, lr=1e-3)
-    nothing = torch.zeros(1, D_IN)
-    sae = begin(Options(k=K), D_IN, D_IN, D_SAE, seed=0, sample=nothing, target=nothing)
-    training = Training(sae, settings, scale=1.0)
-    return training._advance
+def speed_of(step: Step, batches: list[Tensor]) -> Callable[[], float]:
+    """Measures tokens per second over all batches."""
+
+    def speed() -> float:
+        began = time.perf_counter()
+        for batch in batches:
+            step(batch)
+        return sum(map(len, batches)) / (time.perf_counter() - began)
+
+    return speed
 
 
-def saelens() -> Callable[[torch.Tensor], object]:
-    torch.manual_seed(0)
-    sae = TopKTrainingSAE(TopKTrainingSAEConfig(d_in=D_IN, d_sae=D_SAE, k=K))
-    adam = torch.optim.Adam(sae.parameters(), lr=1e-3, betas=(0.9, 0.999))
-    nobody = torch.zeros(D_SAE, dtype=torch.bool)
+def compare(architecture: str, numbers: dict[str, int], peers: list[str]) -> None:
+    shape = Shape(d_sae=numbers["d_sae"], batch=numbers["batch"])
+    batches = data(numbers["steps"], shape.batch, shape.d_in)
+    options = Options(architecture, k=shape.k, target_l0=shape.k, widths=tuple(shape.nested))
+    steps = {
+        "encoder product": floor(shape),
+        "ours": step_of(options, shape.d_in, shape.d_sae, batch=shape.batch),
+    }
+    rivals = {name: peer for name, peer in PEERS[architecture].items() if not peers or name in peers}
+    steps |= {name: peer(shape).step for name, peer in rivals.items()}
+    for step in steps.values():
+        step(batches[0])
+    sides = {name: speed_of(step, batches) for name, step in steps.items()}
+    seen = in_turns(sides, numbers["rounds"], first="ours", once=("encoder product",))
+    counts = " ".join(f"{name}={value}" for name, value in numbers.items())
+    print(f"\n{architecture}, {counts}, {torch.get_num_threads()} threads")
+    print("\n".join(seen.lines("tokens/s")))
+    for name in sides:
+        if name != "ours":
+            print(verdict(architecture, name, seen.ratio("ours", name)), flush=True)
 
-    def step(x: torch.Tensor) -> object:
-        given = TrainStepInput(
-            sae_in=x, coefficients={}, dead_neuron_mask=nobody, n_training_steps=0, is_logging_step=False
-        )
-        adam.zero_grad()
-        found = sae.training_forward_pass(given)
-        found.loss.backward()
-        adam.step()
-        return found
 
-    return step
-
-
-def speed(step: Callable[[torch.Tensor], object], batches: list[torch.Tensor]) -> float:
-    """Tokens per second over all batches."""
-    began = time.perf_counter()
-    for batch in batches:
-        step(batch)
-    return len(batches) * BATCH / (time.perf_counter() - began)
+def verdict(architecture: str, peer: str, ratio: float) -> str:
+    claim = CLAIMS.get(architecture, {}).get(peer)
+    said = f" (claim {claim}: {'kept' if ratio >= claim else 'NOT KEPT'})" if claim else ""
+    return f"ours / {peer} {ratio:.2f}{said}"
 
 
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
-    batches = data()
-    sides = {"floor": floor(), "ours": ours(), "SAELens": saelens()}
-    for step in sides.values():
-        speed(step, batches[:1])
-    found: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(rounds):
-        for name in ("floor", "ours", "SAELens", "ours", "floor"):
-            found[name].append(speed(sides[name], batches))
-    medians = {name: statistics.median(values) for name, values in found.items()}
-    print(f"{torch.get_num_threads()} threads, {rounds} rounds of {STEPS} steps, tokens/s")
-    for name, values in found.items():
-        print(f"{name:8} {medians[name]:7.0f}  [{min(values):.0f}, {max(values):.0f}]")
-    print(f"ours / SAELens {medians['ours'] / medians['SAELens']:.2f}", end=", ")
-    print(f"ours / floor {medians['ours'] / medians['floor']:.2f}")
+    given = dict(argument.split("=") for argument in sys.argv[1:])
+    architectures = given.pop("architecture", "topk").split(",")
+    peers = [name for name in given.pop("peers", "").split(",") if name]
+    numbers = {"rounds": 3, "steps": 8, "d_sae": 4608, "batch": 4096}
+    numbers |= {name: int(value) for name, value in given.items()}
+    for architecture in architectures:
+        compare(architecture, numbers, peers)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -102,6 +103,14 @@ class Slots:
         self.remember(answer["reading"], answer["processes"], known_members(self.host.name))
         return True
 
+    def take(self, lease: Lease) -> None:
+        """One lease more, of a job that has taken no memory yet."""
+        self.leases.append(lease)
+        if self.gpu is None:
+            return
+        self.lately_ours = True
+        self.memory = replace(self.memory, promised=self.memory.promised + still_to_take(lease, 0))
+
     def remember(self, reading: dict[str, Any], listed: list[dict[str, Any]], known: Known) -> None:
         assert self.gpu is not None
         owners = owners_among(listed, self.host.name, known)
@@ -151,6 +160,13 @@ class Board:
             reserved[slots.host.pk] += slots.memory.promised if slots.gpu else cpu
         for slots in on_host:
             slots.host_reserved = reserved[slots.host.pk]
+
+    def after(self, leases: Iterable[Lease]) -> Board:
+        """This board when these leases have been given too; what else changed since it was made, it does not know."""
+        for lease in leases:
+            self.slots[lease.resource].take(lease)
+        self._reserve_host_memory()
+        return self
 
     def _add(self, slots: Slots) -> None:
         self.slots[slots.resource] = slots

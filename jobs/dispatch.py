@@ -42,24 +42,28 @@ def schedule() -> int:
     """
     until, granted = time.monotonic() + ROUND_SECONDS, 0
     call_up(until)
-    while (started := start_next(until)) is not None:
-        granted += started
+    board = Board()
+    while (leases := start_next(board, until)) is not None:
+        granted += bool(leases)
+        board = board.after(leases) if leases else Board()
     if time.monotonic() > until:
         tasks.ring_dispatch()
     return granted
 
 
-def start_next(until: float) -> bool | None:
-    """Start the first job of the queue that can start now. False when somebody else was first on its cards, so that
-    a new board has another answer; None when no job can start, or the time is up."""
-    board, found = Board(), lines.standing()
+def start_next(board: Board, until: float) -> list[Lease] | None:
+    """Start the first job of the queue that can start now; its leases. Empty when somebody else was first on its
+    cards, so that a new board has another answer; None when no job can start, or the time is up."""
+    found = lines.standing()
     waiting: list[Job] = []
     keep(board, [standing.first for standing in found])
     for job in heapq.merge(*(in_turn(standing, board) for standing in found), key=lines.place_in_order):
         if time.monotonic() > until:
             return None
         if (plan := judged(job, board)) is not None:
-            return grant(job, plan) and not_forgetting(waiting, job, plan)
+            if leases := grant(job, plan):
+                not_forgetting(waiting, job, plan)
+            return leases
         waiting.append(job)
     return None
 
@@ -69,7 +73,8 @@ def start_next(until: float) -> bool | None:
 
 def call_up(until: float) -> None:
     """Those whose forerunners have ended step into their lines, wait for the next one, or are held."""
-    ended = Job.objects.filter(status=Status.QUEUED, cancel_requested_at=None, waits_on__status__in=FINAL)
+    waiting = Job.objects.filter(status=Status.QUEUED, waits_on__isnull=False)  # as the index has them
+    ended = waiting.filter(cancel_requested_at=None, waits_on__status__in=FINAL)
     if not ended.exists():
         return
     simple = ended.filter(waits_on__status=Status.SUCCEEDED, need_bytes__isnull=False)
@@ -151,7 +156,7 @@ def answer(job: Job, question: Callable[[], T | Wait]) -> T | None:
     return None
 
 
-def not_forgetting(waiting: Iterable[Job], started: Job, plan: list[Slots]) -> bool:
+def not_forgetting(waiting: Iterable[Job], started: Job, plan: list[Slots]) -> None:
     """Write down for those before the started job that wait for the memory of its cards that they were passed."""
     for job in waiting if not started.interactive else ():
         told = job.waiting_for or {}
@@ -161,31 +166,30 @@ def not_forgetting(waiting: Iterable[Job], started: Job, plan: list[Slots]) -> b
             and any(passed_over(job, s) for s in plan)
         ):
             waits.remember(job, passed_at=timezone.now().isoformat())
-    return True
 
 
-def grant(job: Job, plan: list[Slots]) -> bool:
-    """Give the job its slots: attempt, leases and `starting` in one transaction; False if someone was first."""
+def grant(job: Job, plan: list[Slots]) -> list[Lease]:
+    """Give the job its slots: attempt, leases and `starting` in one transaction; no lease if someone was first."""
     try:
         with transaction.atomic():
-            attempt = _grant(job, plan)
-            if attempt is None:
-                return False
+            leases = _grant(job, plan)
+            if not leases:
+                return []
             faults.point("granting")
     except IntegrityError:
         logger.info("%s: another dispatch took the slot first", job)
-        return False
+        return []
     faults.point("granted")
-    return True
+    return leases
 
 
-def _grant(job: Job, plan: list[Slots]) -> Attempt | None:
+def _grant(job: Job, plan: list[Slots]) -> list[Lease]:
     if not limits.may_run_another(job.owner):
-        return None
+        return []
     picked = {s.resource: _lock_and_pick(job, s) for s in sorted(plan, key=lambda s: s.resource)}
     slots = {resource: slot for resource, slot in picked.items() if slot is not None}
     if len(slots) < len(plan) or Maintenance.of(plan[0].host):  # under the locks that its begin takes, too
-        return None
+        return []
     uuids = [s.gpu.uuid for s in plan if s.gpu is not None]
     host, number = plan[0].host, job.attempt + 1
     moved = Job.objects.filter(
@@ -201,7 +205,7 @@ def _grant(job: Job, plan: list[Slots]) -> Attempt | None:
         not_before=None,
         pause_requested_at=None,
     )
-    return _write_attempt(job, plan, slots, host, number) if moved else None
+    return _write_attempt(job, plan, slots, host, number) if moved else []
 
 
 def _lock_and_pick(job: Job, slots: Slots) -> int | None:
@@ -223,7 +227,9 @@ def _lock_and_pick(job: Job, slots: Slots) -> int | None:
     return None if slot and slots.gpu is None and job.needs_card else slot
 
 
-def _write_attempt(job: Job, plan: list[Slots], picked: dict[str, int], host: Host, number: int) -> Attempt:
+def _write_attempt(
+    job: Job, plan: list[Slots], picked: dict[str, int], host: Host, number: int
+) -> list[Lease]:
     cards = [s.gpu for s in plan if s.gpu is not None]
     attempt = Attempt.objects.create(
         job=job,
@@ -233,18 +239,12 @@ def _write_attempt(job: Job, plan: list[Slots], picked: dict[str, int], host: Ho
         gpu_uuids=[g.uuid for g in cards],
         gpu_names=[g.name for g in cards],
     )
-    for resource, slot in picked.items():
-        Lease.objects.create(
-            resource=resource,
-            job_class=job_class(job),
-            slot=slot,
-            attempt=attempt,
-            estimate_bytes=need_bytes(job),
-        )
+    facts = {"job_class": job_class(job), "attempt": attempt, "estimate_bytes": need_bytes(job)}
+    leases = [Lease.objects.create(resource=name, slot=slot, **facts) for name, slot in picked.items()]
     where = ", ".join(f"card {g.index} ({g.uuid})" for g in cards) or f"the CPU of {host}"
     JobEvent.objects.create(job=job, event="granted", detail=where, attempt=number)
     transaction.on_commit(lambda: _announce(job, attempt))
-    return attempt
+    return leases
 
 
 def _announce(job: Job, attempt: Attempt) -> None:

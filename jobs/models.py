@@ -161,6 +161,7 @@ class Job(models.Model):
             models.Index(fields=["-queued_at"], name="newest_jobs"),
             models.Index(fields=["status", "-queued_at"], name="newest_of_status"),
             models.Index(fields=["status", "-priority", "queued_at"], name="next_of_status"),
+            models.Index(fields=["status", "waits_on"], name="waiting_for_another"),
             # Narrower than any by state or kind, so that a filtered list looks for the last of a group by it.
             models.Index(fields=["group_id", "id"], name="members_of_a_group"),
             # The queue by lines. Not a partial one: SQLite would pass it by for a parameter.
@@ -478,6 +479,17 @@ class MailChoice(models.Model):
 
     def __str__(self) -> str:
         return f"{self.user}: {self.when}"
+
+
+class HubToken(models.Model):
+    """A user's Hugging Face token, encrypted (`jobs.hub_token`). Nothing shows more of it than when it was set."""
+
+    user = models.OneToOneField(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
+    ciphertext = models.TextField()
+    set_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"{self.user}: set {self.set_at:%Y-%m-%d}"
 
 
 class WatchdogEvent(models.Model):

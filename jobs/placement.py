@@ -284,6 +284,7 @@ def passed_over(job: Job, slots: Slots) -> bool:
 def keep(board: Board, waiting: Iterable[Job]) -> None:
     """Keep a card for each of those that others have passed for too long, in the order of the queue."""
     long_ago = timezone.now() - timedelta(seconds=scaled(PASSED_SECONDS))
+    board.kept.clear()
     for job in waiting:
         passed_at = (job.waiting_for or {}).get("passed_at")
         if passed_at is None or datetime.fromisoformat(passed_at) > long_ago:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 from drf_spectacular.utils import extend_schema_field
@@ -33,6 +35,11 @@ class AttemptSerializer(serializers.ModelSerializer[Attempt]):
             "start_checkpoint", "granted_at", "claimed_at", "started_at", "heartbeat_at", "ended_at",
             "ran_seconds", "outcome", "detail", "exit_status", "peak_memory_bytes",
         ]  # fmt: skip
+
+
+@lru_cache
+def _of_attempt() -> AttemptSerializer:
+    return AttemptSerializer()
 
 
 class JobEventSerializer(serializers.ModelSerializer[JobEvent]):
@@ -123,11 +130,12 @@ class JobSerializer(serializers.ModelSerializer[Job]):
 
     @extend_schema_field({"type": "array", "items": {"type": "object"}})
     def get_artifacts(self, job: Job) -> list[dict[str, Any]]:
-        return [{"id": str(a.pk), "type": a.type, "name": a.name} for a in job.artifacts.all()]
+        made = job.artifacts.all() if job.attempt else ()
+        return [{"id": str(a.pk), "type": a.type, "name": a.name} for a in made]
 
     @extend_schema_field(AttemptSerializer(many=True))
     def get_attempts(self, job: Job) -> list[dict[str, Any]]:
-        return list(AttemptSerializer(job.attempts.all(), many=True).data)
+        return [_of_attempt().to_representation(attempt) for attempt in _attempts(job)]
 
     @extend_schema_field({"type": "number", "nullable": True})
     def get_duration_s(self, job: Job) -> float | None:
@@ -139,12 +147,18 @@ class JobSerializer(serializers.ModelSerializer[Job]):
         if self.parent is None and not self.context.get("as_stored"):
             places.tell([job])
         data = super().to_representation(job)
-        return data if may_see(job, self.context.get("user")) else without_private(data)
+        user = job.owner if self.context.get("as_stored") else self.context.get("user")
+        return data if may_see(job, user) else without_private(data)
+
+
+def _attempts(job: Job) -> Iterable[Attempt]:
+    """None of a job that never started, without asking: dispatch tells of many such."""
+    return job.attempts.all() if job.attempt else ()
 
 
 def _latest(job: Job) -> Attempt | None:
     """Over the prefetched rows, where there are any."""
-    return max(job.attempts.all(), key=lambda attempt: attempt.number, default=None)
+    return max(_attempts(job), key=lambda attempt: attempt.number, default=None)
 
 
 def without_private(data: dict[str, Any]) -> dict[str, Any]:
@@ -158,7 +172,13 @@ def without_private(data: dict[str, Any]) -> dict[str, Any]:
 
 def full(job: Job) -> dict[str, Any]:
     """The job as its owner sees it, as plain JSON values; why it waits as dispatch last wrote it down."""
-    return dict(JobSerializer(job, context={"user": job.owner, "as_stored": True}).data)
+    return dict(_as_stored().to_representation(job))
+
+
+@lru_cache
+def _as_stored() -> JobSerializer:
+    """Made once: a serializer's forty fields take longer to build than a job to write down."""
+    return JobSerializer(context={"as_stored": True})
 
 
 def reduced(job: Job) -> dict[str, Any]:

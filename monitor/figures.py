@@ -135,7 +135,8 @@ def other_values(result: Mapping[str, Any] | None, prefix: str = "") -> Iterator
         if isinstance(value, Mapping):
             yield from other_values(value, label)
         elif isinstance(value, list):
-            yield label, value if len(value) <= 16 else f"{len(value)} values"
+            if not any(isinstance(item, Mapping) for item in value):  # a table is the kind's own template's
+                yield label, value if len(value) <= 16 else f"{len(value)} values"
         elif value is not None and label not in large:
             yield label, value
 
@@ -161,16 +162,22 @@ def read_small(file: Path) -> Any:
 
 
 def is_histogram(value: Any) -> bool:
-    """`{"edges": [n + 1 numbers], "counts": [n], "unit"?: text}`."""
-    return (
-        isinstance(value, Mapping)
-        and isinstance(value.get("edges"), list)
-        and isinstance(value.get("counts"), list)
-        and len(value["edges"]) == len(value["counts"]) + 1
-    )
+    """`{"edges": [n + 1 numbers], "counts": [n]}`, or of several things `"series": [{"name", "counts"}]`."""
+    if not isinstance(value, Mapping) or not isinstance(value.get("edges"), list):
+        return False
+    series = value.get("series", [{"name": "", "counts": value.get("counts")}])
+    return isinstance(series, list) and bool(series) and all(is_series(one, value["edges"]) for one in series)
+
+
+def is_series(one: Any, edges: list[float]) -> bool:
+    counts = one.get("counts") if isinstance(one, Mapping) and "name" in one else None
+    return isinstance(counts, list) and len(edges) == len(counts) + 1
 
 
 def histogram(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    if "series" in value:
+        series = {one["name"]: one["counts"] for one in value["series"]}
+        return several_histograms(name, value["edges"], series)
     edges, counts = value["edges"], value["counts"]
     layout: dict[str, Any] = {"bargap": 0.05}
     if name == FIRING:
@@ -187,9 +194,40 @@ def histogram(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
     return {"data": [bars], "layout": layout}
 
 
-def firing_axes(never: float) -> dict[str, Any]:
+def several_histograms(name: str, edges: list[float], series: Mapping[str, list[float]]) -> dict[str, Any]:
+    """One outline each, over the bins that any of them fills."""
+    first = 0
+    layout: dict[str, Any] = {
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        "showlegend": True,
+    }
+    if name == FIRING:
+        layout |= firing_axes(None)
+        never = {label: counts[0] for label, counts in series.items()}
+        series = {f"{label} · {never[label]:g} never": counts[1:] for label, counts in series.items()}
+        edges = edges[1:]
+        filled = [n for counts in series.values() for n, count in enumerate(counts) if count]
+        first = min(filled, default=0)
+    traces = [outline(label, edges[first:], counts[first:]) for label, counts in series.items()]
+    return {"data": traces, "layout": layout}
+
+
+def outline(label: str, edges: list[float], counts: list[float]) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": label,
+        "x": [(low + high) / 2 for low, high in pairwise(edges)],
+        "y": counts,
+        "line": {"shape": "hvh", "width": 1.5},
+        "hovertemplate": "%{x:.2f}: %{y}",
+    }
+
+
+def firing_axes(never: float | None) -> dict[str, Any]:
     """The first bin, of those that never fire, is said: as a bar it would stand far from all others."""
-    x = f"log₁₀ of share of tokens · {never:g} latents never fire"
+    said = "" if never is None else f" · {never:g} latents never fire"
+    x = f"log₁₀ of share of tokens{said}"
     return {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": "latents"}}}
 
 

@@ -77,7 +77,10 @@ def widget_kind(f: serializers.Field, many: bool = False) -> str:
     if many and name in SEVERAL and not one_choice:
         return SEVERAL[name]
     if name == "list":
-        return "sites" if isinstance(f.child, SiteField) else "lines"  # type: ignore[attr-defined]
+        child = f.child  # type: ignore[attr-defined]
+        if isinstance(child, SiteField):
+            return "sites"
+        return "json" if isinstance(child, serializers.Serializer) else "lines"
     return "lines" if name == "text" and f.style.get("base_template") == "textarea.html" else name
 
 

@@ -97,13 +97,17 @@ class Index:
         self.server.server_close()
 
 
-def wheel_of(name: str, members: dict[str, str], folder: Path, version: str = "1.0") -> bytes:
+def wheel_of(
+    name: str, members: dict[str, str], folder: Path, version: str = "1.0", needs: str = ""
+) -> bytes:
     info = f"{name}-{version}.dist-info"
     path = folder / f"{name}.zip"
     with zipfile.ZipFile(path, "w") as archive:
         for member, content in members.items():
             archive.writestr(member, content)
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        metadata += f"Requires-Dist: {needs}\n" if needs else ""
+        archive.writestr(f"{info}/METADATA", metadata)
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
     return path.read_bytes()
@@ -311,7 +315,8 @@ def bare(folder: Path, parcels: dict[str, bytes]) -> Path:
     shutil.copy(ROOT / "jobs" / "wheels.py", folder / "jobs")
     (folder / "constraints.txt").write_text("")
     (folder / "requirements.txt").write_text("tiny==1.0\n")
-    (folder / "requirements-dev.txt").write_text("-r requirements.txt\ntinier==1.0\n")
+    (folder / "requirements-dev.txt").write_text("-r requirements.txt\n-r requirements-quant.txt\n")
+    (folder / "requirements-quant.txt").write_text("tinier==1.0\n")
     swap_hash(folder / "scripts" / "pip_wheel.py", "PIP_SHA256 = ", parcels["pip-26.3-py3-none-any.whl"])
     swap_hash(folder / "scripts" / "setup.py", "UPLOT = ", parcels["uplot_python-1.1.1-py3-none-any.whl"])
     return folder
@@ -370,8 +375,8 @@ def set_up(folder: Path, index: Index, *arguments: str, **more: str) -> subproce
     )
 
 
-def imports(folder: Path, *names: str) -> bool:
-    python = folder / ".venv" / "bin" / "python"
+def imports(folder: Path, *names: str, venv: str = ".venv") -> bool:
+    python = folder / venv / "bin" / "python"
     return subprocess.run([python, "-c", f"import {', '.join(names)}"], check=False).returncode == 0
 
 
@@ -388,11 +393,34 @@ def test_sets_up_and_the_second_time_does_nothing(done_home: Path, index: Index)
     assert index.asked == []
 
 
-def test_dev_is_added_later_and_then_covers_both(done_home: Path, index: Index) -> None:
+def test_dev_is_added_later_and_then_covers_all(done_home: Path, index: Index) -> None:
     assert set_up(done_home, index, "--dev").returncode == 0
     assert imports(done_home, "tiny", "tinier")
+    assert "nothing to do" in set_up(done_home, index, "--quant").stdout
     assert "nothing to do" in set_up(done_home, index).stdout
     assert "nothing to do" in set_up(done_home, index, "--dev").stdout
+
+
+@pytest.mark.slow
+def test_peers_come_with_one_that_asks_for_what_is_not_there(
+    done_home: Path, index: Index, tmp_path: Path
+) -> None:
+    """dictionary-learning asks for another nnsight than the benchmarks take."""
+    asking = wheel_of("lonely", {"lonely.py": ""}, tmp_path, needs="missing")
+    index.files["lonely-1.0-py3-none-any.whl"] = asking
+    (done_home / "requirements-oracle.txt").write_text("tiny==1.0\n")
+    (done_home / "requirements-peers.txt").write_text("-r requirements-oracle.txt\ntinier==1.0\n")
+    (done_home / "requirements-peers-alone.txt").write_text("lonely==1.0\n")
+    done = set_up(done_home, index, "--peers")
+    assert done.returncode == 0, done.stderr
+    assert imports(done_home, "tiny", "tinier", "lonely", venv=".venv-peers")
+    assert not imports(done_home, "tinier")
+    assert "nothing to do" in set_up(done_home, index, "--peers").stdout
+
+
+def test_an_extra_is_added_later(done_home: Path, index: Index) -> None:
+    assert "nothing to do" not in set_up(done_home, index, "--quant").stdout
+    assert imports(done_home, "tiny", "tinier")
 
 
 def test_a_changed_requirement_file_is_installed(done_home: Path, index: Index) -> None:

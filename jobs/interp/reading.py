@@ -1,12 +1,12 @@
-"""Stored activations read back: which rows train, which are held out, in what order; and their texts.
+"""Stored activations read back: which rows train, which are held out; and their texts.
 
-Nothing here holds more than one buffer of vectors in memory, however many there are on disk. A batch is a
-function of (seed, step), so that a training can go on anywhere.
+Nothing here holds more than one shard of vectors in memory, however many there are on disk: what a row is (trained on,
+held out, outlier) is worked out anew whenever its shard is read. `shuffling` puts rows into the order of a training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,31 +15,41 @@ from safetensors import safe_open
 from torch import Tensor
 
 from jobs.interp.errors import Unusable
-from jobs.interp.seeds import generator
 from jobs.interp.tokens import Batch, batches_by_length, pad
-
-#: Rows mixed at a time while reading. A constant, because the order of training depends on it.
-BUFFER_BYTES = 512 * 2**20
 
 
 class Store:
-    """The shards of one site on disk. Opening reads headers only."""
+    """The shards of one site on disk, or of two that hold the same tokens: a transcoder's input and its target.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.shards = sorted(folder.glob("shard_*.safetensors"))
-        if not self.shards:
-            raise Unusable(f"{folder.name} holds no activations.")
-        shapes = [self._shape(path) for path in self.shards]
-        self.sizes = [rows for rows, _ in shapes]
-        self.d_model = shapes[0][1]
+    Of two sites a row holds the vectors side by side, `[d_in + d_out]`. Opening reads headers only.
+    """
+
+    def __init__(self, *folders: Path) -> None:
+        self.folders = folders
+        self.sites = [_shards(folder) for folder in folders]
+        self.shards = self.sites[0]
+        shapes = [[self._shape(path) for path in shards] for shards in self.sites]
+        self.sizes = [rows for rows, _ in shapes[0]]
+        self.widths = tuple(site[0][1] for site in shapes)
+        if any([rows for rows, _ in site] != self.sizes for site in shapes):
+            raise Unusable(f"{' and '.join(folder.name for folder in folders)} do not hold the same tokens.")
+
+    @property
+    def d_model(self) -> int:
+        """The width of the first site."""
+        return self.widths[0]
 
     def read(self, number: int, name: str) -> Tensor:
-        """One tensor of one shard: `acts` [n, d_model], `norms`, `ids`, `document`, `row` or `position`
-        [n].
+        """One tensor of one shard: `acts` [n, width], of two sites side by side; of the first site `norms`, `ids`,
+        `document`, `row` or `position` [n].
         """
-        with safe_open(self.shards[number], framework="pt") as file:
-            return file.get_tensor(name)
+        if name == "acts" and len(self.sites) > 1:
+            return torch.cat([_tensor(shards[number], name) for shards in self.sites], dim=1)
+        return _tensor(self.shards[number], name)
+
+    def norms(self, number: int) -> Tensor:
+        """Lengths of the vectors of one shard. Shapes: `[n, sites]`."""
+        return torch.stack([_tensor(shards[number], "norms") for shards in self.sites], dim=1)
 
     @staticmethod
     def _shape(path: Path) -> tuple[int, int]:
@@ -48,34 +58,78 @@ class Store:
         return rows, width
 
 
+def _shards(folder: Path) -> list[Path]:
+    found = sorted(folder.glob("shard_*.safetensors"))
+    if not found:
+        raise Unusable(f"{folder.name} holds no activations.")
+    return found
+
+
+def _tensor(path: Path, name: str) -> Tensor:
+    with safe_open(path, framework="pt") as file:
+        return file.get_tensor(name)
+
+
 @dataclass(frozen=True)
 class Selection:
-    """Some of a store's rows: for each shard the indexes of those that count."""
+    """Some of a store's rows: `indexes(number)` gives those of a shard that count, `counts` how many they are."""
 
     store: Store
-    indexes: tuple[Tensor, ...]
+    counts: tuple[int, ...]
+    indexes: Callable[[int], Tensor]
 
     def __len__(self) -> int:
-        return sum(len(index) for index in self.indexes)
+        return sum(self.counts)
 
     def load(self, number: int) -> Tensor:
-        """The selected rows of one shard. Shapes: `[n, d_model]` in the stored dtype."""
-        return self.store.read(number, "acts")[self.indexes[number]]
+        """The selected rows of one shard. Shapes: `[n, width]` in the stored dtype."""
+        return self.store.read(number, "acts")[self.indexes(number)]
 
     def mean_norm(self) -> float:
-        """Mean length of the selected vectors."""
-        total = sum(
-            self.store.read(number, "norms")[index].double().sum().item()
-            for number, index in enumerate(self.indexes)
-        )
-        return total / len(self)
+        """Mean length of the selected vectors of the first site."""
+        return self.mean_norms()[0]
+
+    def mean_norms(self) -> tuple[float, ...]:
+        """Mean length of the selected vectors, all of them (F20), by site."""
+        total = torch.zeros(len(self.store.widths), dtype=torch.float64)
+        for number in range(len(self.store.shards)):
+            total += self.store.norms(number)[self.indexes(number)].double().sum(0)
+        return tuple((total / len(self)).tolist())
 
     def batches(self, size: int) -> Iterator[Tensor]:
-        """All selected rows once, in order. Shapes: `[at most size, d_model]` float32."""
-        for number in range(len(self.indexes)):
+        """All selected rows once, in order. Shapes: `[at most size, width]` float32."""
+        for number in range(len(self.store.shards)):
             for part in self.load(number).split(size):
                 if len(part):
                     yield part.float()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which rows of a store are usual, and which documents are held out."""
+
+    store: Store
+    limits: tuple[float, ...] | None  # longest vectors that count, by site
+    heldout: Tensor  # numbers of documents
+
+    def usual(self, number: int) -> Tensor:
+        """Rows without an outlier. Shapes: `[n]` bool."""
+        if self.limits is None:
+            return torch.ones(self.store.sizes[number], dtype=torch.bool)
+        return (self.store.norms(number) <= torch.tensor(self.limits)).all(1)
+
+    def out(self, number: int) -> Tensor:
+        """Rows of held-out documents. Shapes: `[n]` bool."""
+        return torch.isin(self.store.read(number, "document"), self.heldout)
+
+    def trained(self, number: int) -> Tensor:
+        return (self.usual(number) & ~self.out(number)).nonzero().flatten()
+
+    def held(self, number: int) -> Tensor:
+        return (self.usual(number) & self.out(number)).nonzero().flatten()
+
+    def selection(self, indexes: Callable[[int], Tensor]) -> Selection:
+        return Selection(self.store, tuple(len(indexes(n)) for n in range(len(self.store.shards))), indexes)
 
 
 @dataclass(frozen=True)
@@ -85,8 +139,13 @@ class Split:
     train: Selection
     heldout: Selection
     documents: Tensor  # numbers of those held out
-    norm_limit: float | None
+    norm_limits: tuple[float, ...] | None  # by site
     dropped_outliers: int
+
+    @property
+    def norm_limit(self) -> float | None:
+        """That of the first site."""
+        return self.norm_limits[0] if self.norm_limits else None
 
 
 def split(store: Store, *, heldout_fraction: float = 0.05, outlier_ratio: float | None = 10.0) -> Split:
@@ -95,107 +154,68 @@ def split(store: Store, *, heldout_fraction: float = 0.05, outlier_ratio: float 
     Vectors longer than `outlier_ratio` times the median (attention sinks, F12) are in neither part.
     Raises `Unusable` when a part would be empty.
     """
-    norms = torch.cat([store.read(number, "norms") for number in range(len(store.shards))])
-    limit = None if outlier_ratio is None else outlier_ratio * norms.median().item()
-    held = heldout_documents(store, heldout_fraction)
-    train, heldout, dropped = [], [], 0
-    for number in range(len(store.shards)):
-        usual = torch.ones(store.sizes[number], dtype=torch.bool)
-        if limit is not None:
-            usual = store.read(number, "norms") <= limit
-        out = torch.isin(store.read(number, "document"), held)
-        train.append((usual & ~out).nonzero().flatten())
-        heldout.append((usual & out).nonzero().flatten())
-        dropped += int((~usual).sum())
-    parts = Split(Selection(store, tuple(train)), Selection(store, tuple(heldout)), held, limit, dropped)
-    if not len(parts.train) or not len(parts.heldout):
+    limits = None
+    if outlier_ratio is not None:
+        limits = tuple(outlier_ratio * found for found in median_norms(store))
+    rule = Rule(store, limits, heldout_documents(documents_of(store), heldout_fraction))
+    train, heldout = rule.selection(rule.trained), rule.selection(rule.held)
+    if not len(train) or not len(heldout):
         raise Unusable(
             "There is too little text to train on one part and hold out another; extract more documents."
         )
-    return parts
+    dropped = sum(store.sizes) - len(train) - len(heldout)
+    return Split(train, heldout, rule.heldout, limits, dropped)
 
 
-def heldout_documents(store: Store, fraction: float) -> Tensor:
+def median_norms(store: Store) -> tuple[float, ...]:
+    """The (lower) median length by site, exact, in two passes over the norms and 256 KiB.
+
+    Lengths are not negative, so their bits order as they do: the upper half of the bits first, then the lower half of
+    those that share the median's upper half.
+    """
+    return tuple(_median(store, site) for site in range(len(store.widths)))
+
+
+def _median(store: Store, site: int) -> float:
+    def bits() -> Iterator[Tensor]:
+        for number in range(len(store.shards)):
+            yield store.norms(number)[:, site].contiguous().view(torch.int32)
+
+    rank = (sum(store.sizes) - 1) // 2
+    upper, rank = _bin_of(rank, (part >> 16 for part in bits()))
+    lower, _ = _bin_of(rank, (part[part >> 16 == upper] & 0xFFFF for part in bits()))
+    return torch.tensor((upper << 16) | lower, dtype=torch.int32).view(torch.float32).item()
+
+
+def _bin_of(rank: int, parts: Iterator[Tensor]) -> tuple[int, int]:
+    """The value that stands at `rank` of all in order, and its rank among its equals. Values below 65 536."""
+    counts = torch.zeros(1 << 16, dtype=torch.long)
+    for part in parts:
+        counts += torch.bincount(part.long(), minlength=1 << 16)
+    below = counts.cumsum(0)
+    value = int(torch.searchsorted(below, rank, right=True))
+    return value, rank - int(below[value] - counts[value])
+
+
+def documents_of(store: Store) -> Tensor:
+    """Numbers of the documents that a store holds vectors of, in order."""
+    return torch.cat(
+        [store.read(number, "document").unique() for number in range(len(store.shards))]
+    ).unique()
+
+
+def heldout_documents(documents: Tensor, fraction: float) -> Tensor:
     """Numbers of the documents held out: the smallest by a fixed hash, at least one, never all."""
-    documents = torch.cat([store.read(number, "document") for number in range(len(store.shards))]).unique()
     count = min(max(1, round(fraction * len(documents))), len(documents) - 1)
     order = torch.argsort((documents.long() * 2654435761) % 2**32)  # Knuth's multiplicative hash
     return documents[order[:count]]
-
-
-class Shuffled:
-    """Endless shuffled batches, each a function of (seed, step) alone; memory is one buffer of rows.
-
-    Each pass draws a new order of shards, fills buffers of up to `buffer_bytes` with them, and a new order of
-    rows in each buffer. Batches run over the ends of buffers and passes, so all are full.
-    """
-
-    def __init__(
-        self, selection: Selection, batch_size: int, seed: int, *, buffer_bytes: int = BUFFER_BYTES
-    ) -> None:
-        self.selection, self.batch_size, self.seed = selection, batch_size, seed
-        itemsize = selection.store.read(0, "acts").element_size()
-        self.room = max(1, buffer_bytes // (itemsize * selection.store.d_model))
-        self._held: tuple[tuple[int, int], Tensor] | None = None
-        self._plans: dict[int, list[list[int]]] = {}
-
-    def __len__(self) -> int:
-        """Rows in one pass."""
-        return len(self.selection)
-
-    def batch(self, step: int) -> Tensor:
-        """The batch of `step` (from 0). Shapes: `[batch_size, d_model]` float32."""
-        position, parts, missing = step * self.batch_size, [], self.batch_size
-        while missing:
-            rows = self._from(position)[:missing]
-            parts.append(rows)
-            position, missing = position + len(rows), missing - len(rows)
-        return torch.cat(parts).float()
-
-    def _from(self, position: int) -> Tensor:
-        """What is left, from `position` in the endless stream on, of the buffer that holds it."""
-        epoch, offset = divmod(position, len(self))
-        for number, group in enumerate(self._groups(epoch)):
-            size = sum(len(self.selection.indexes[shard]) for shard in group)
-            if offset < size:
-                return self._buffer(epoch, number, group)[offset:]
-            offset -= size
-        raise AssertionError("a pass is as long as its buffers")
-
-    def _groups(self, epoch: int) -> list[list[int]]:
-        if epoch not in self._plans:
-            self._plans = {epoch: self._plan(epoch)}
-        return self._plans[epoch]
-
-    def _plan(self, epoch: int) -> list[list[int]]:
-        shards = torch.randperm(
-            len(self.selection.indexes), generator=generator(self.seed, "shards", epoch)
-        ).tolist()
-        groups: list[list[int]] = [[]]
-        size = 0
-        for shard in shards:
-            rows = len(self.selection.indexes[shard])
-            if groups[-1] and size + rows > self.room:
-                groups.append([])
-                size = 0
-            groups[-1].append(shard)
-            size += rows
-        return groups
-
-    def _buffer(self, epoch: int, number: int, group: list[int]) -> Tensor:
-        if self._held is None or self._held[0] != (epoch, number):
-            self._held = None  # let go of the old buffer before the new one is filled
-            rows = torch.cat([self.selection.load(shard) for shard in group])
-            order = torch.randperm(len(rows), generator=generator(self.seed, "rows", epoch, number))
-            self._held = ((epoch, number), rows[order])
-        return self._held[1]
 
 
 @dataclass(frozen=True)
 class HeldOutText:
     """Token rows of held-out documents, with the positions that were kept at extraction."""
 
-    rows: list[tuple[int, ...]]
+    rows: Sequence[tuple[int, ...]]
 
     @property
     def tokens(self) -> int:

@@ -1,40 +1,98 @@
-"""Train a sparse autoencoder on stored activations and measure it on text it never saw."""
+"""Train sparse autoencoders and transcoders, on stored activations or straight from a model, and measure them on text
+they never saw."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rest_framework import serializers
 
+from jobs import extras, texts
 from jobs.exceptions import JobRejected
-from jobs.fields import ArtifactField, SiteField
+from jobs.fields import SITES, ArtifactField, CorpusField, SiteField, is_path
 from jobs.kind import Context, Estimate, Input, JobKind
 
 if TYPE_CHECKING:
-    from jobs.interp import reading
-    from jobs.interp.sae import assess, metrics, train
+    from jobs.interp.models import LanguageModel
+    from jobs.interp.sae.grounds import Ground
+    from jobs.interp.sae.sources import Source, Standing
+    from jobs.interp.sae.splice import CrossEntropy
+    from jobs.interp.sae.together import All, Together
 
 #: Rows per forward pass while the loss on held-out text is measured: scores over a vocabulary are wide.
 CE_ROWS = 8
+#: As `jobs.interp.sae.options.NAMES` has them (a test compares).
+ARCHITECTURES = (
+    "topk",
+    "batchtopk",
+    "matryoshka_batchtopk",
+    "standard",
+    "jumprelu",
+    "gated",
+    "transcoder",
+    "skip_transcoder",
+)
+MOST_VARIANTS = 16
+MOST_LATENTS = 2**22
+
+
+def optional(**options: Any) -> dict[str, Any]:
+    return {"required": False, "allow_null": True, "default": None} | options
+
+
+class SaeVariant(serializers.Serializer):
+    """What one of several SAEs has of its own; the rest is the job's."""
+
+    name = serializers.RegexField(
+        r"^[\w.,=-][\w .,=-]{0,23}$",
+        required=False,
+        help_text="In curves and tables; else what it has of its own.",
+    )
+    site = SiteField(required=False, help_text="Where it reads.")
+    architecture = serializers.ChoiceField(choices=ARCHITECTURES, required=False)
+    d_sae = serializers.IntegerField(min_value=2, max_value=MOST_LATENTS, required=False)
+    k = serializers.IntegerField(min_value=1, max_value=4096, required=False)
+    l1 = serializers.FloatField(min_value=1e-9, max_value=1e6, required=False)
+    l0 = serializers.FloatField(min_value=1e-9, max_value=1e6, required=False)
+    lr = serializers.FloatField(min_value=1e-7, max_value=1.0, required=False)
+    seed = serializers.IntegerField(min_value=0, max_value=2**31 - 1, required=False)
+
+    def to_internal_value(self, data: Any) -> Any:
+        if isinstance(data, Mapping) and (unknown := sorted(set(data) - set(self.fields))):
+            sentence = f"{', '.join(unknown)}: an SAE can have of its own {', '.join(self.fields)}."
+            raise serializers.ValidationError({unknown[0]: [sentence]})
+        return super().to_internal_value(data)
 
 
 class SaeTrainingParams(serializers.Serializer):
-    activations = ArtifactField("activations", help_text="What to train on.")
-    site = SiteField(required=False, help_text="Which site, where the activations hold several.")
+    activations = ArtifactField(
+        "activations", **optional(), help_text="What to train on; or name a model instead."
+    )
+    site = SiteField(
+        required=False, help_text="Which site; of activations that hold one, that. Of a transcoder, mlp_in."
+    )
     architecture = serializers.ChoiceField(
-        choices=("topk",), default="topk", help_text="Form of the autoencoder."
+        choices=ARCHITECTURES, default="topk", help_text="Form of the autoencoder or transcoder."
     )
     d_sae = serializers.IntegerField(
-        min_value=2, max_value=2**22, help_text="Latents; usually 4 to 64 times the width of the model."
+        min_value=2,
+        max_value=MOST_LATENTS,
+        help_text="Latents; usually 4 to 64 times the width of the model.",
     )
     k = serializers.IntegerField(
-        min_value=1, max_value=4096, default=32, help_text="Live latents per token (L0)."
+        min_value=1,
+        max_value=4096,
+        **optional(),
+        help_text="Live latents per token of the TopK kinds; empty: 32.",
     )
     lr = serializers.FloatField(
-        min_value=1e-7, max_value=1.0, default=5e-4, help_text="Peak learning rate of Adam."
+        min_value=1e-7,
+        max_value=1.0,
+        **optional(),
+        help_text="Peak learning rate of Adam; empty: by latents and steps, 0.004 at most.",
     )
     tokens = serializers.IntegerField(
         min_value=1,
@@ -42,28 +100,127 @@ class SaeTrainingParams(serializers.Serializer):
         default=10_000_000,
         help_text="Tokens to train on; passes over the data repeat.",
     )
+    l1 = serializers.FloatField(
+        min_value=1e-9,
+        max_value=1e6,
+        **optional(),
+        help_text="Weight of the L1 penalty of standard, gated and the transcoders; empty: 5.",
+    )
+    l0 = serializers.FloatField(
+        min_value=1e-9,
+        max_value=1e6,
+        **optional(),
+        help_text="Weight of JumpReLU's penalty on live latents per token; empty: 1.",
+    )
     batch_size = serializers.IntegerField(
         min_value=16, max_value=2**20, default=4096, help_text="Tokens per step."
     )
     seed = serializers.IntegerField(
         min_value=0, max_value=2**31 - 1, default=0, help_text="Seed of every draw."
     )
+    variants = SaeVariant(
+        many=True,
+        required=False,
+        allow_empty=False,
+        max_length=MOST_VARIANTS,  # type: ignore[call-arg]  # the list's
+        help_text="Several SAEs from one reading of the data: what each has of its own, "
+        'such as `[{"k": 16}, {"k": 32}]`.',
+    )
+    model = ArtifactField(
+        "model", **optional(), help_text="Train straight from this model, without stored activations."
+    )
+    corpus = CorpusField(help_text="With a model: what an extraction takes as its `corpus`.")
+    field = serializers.CharField(
+        max_length=200, default="text", help_text="With a model: field or column that holds the document."
+    )
+    split = serializers.CharField(
+        max_length=100,
+        default="train",
+        help_text="With a model: part of a data set, where its files name parts.",
+    )
+    context_size = serializers.IntegerField(
+        min_value=2, max_value=131_072, default=128, help_text="With a model: longest row in tokens."
+    )
+    max_tokens = serializers.IntegerField(
+        min_value=256,
+        max_value=10**11,
+        **optional(),
+        help_text="With a model: tokens of the corpus to read, at most; empty: as many as the training takes.",
+    )
+    model_batch_size = serializers.IntegerField(
+        min_value=1, max_value=4096, default=16, help_text="With a model: rows per forward pass."
+    )
+    exclude_special = serializers.BooleanField(
+        default=True, help_text="With a model: leave out vectors at special tokens, by their ids."
+    )
+    prepend_bos = serializers.BooleanField(
+        default=True, help_text="With a model: begin each row with BOS where the tokenizer has one."
+    )
+    order_seed = serializers.IntegerField(
+        min_value=0,
+        max_value=2**31 - 1,
+        **optional(),
+        help_text="Seed of the order of the data alone; empty: `seed`.",
+    )
+    warmup_fraction = serializers.FloatField(
+        min_value=0, max_value=1, default=0.05, help_text="Share of the run in which the learning rate rises."
+    )
+    decay_fraction = serializers.FloatField(
+        min_value=0, max_value=1, default=0.2, help_text="Share of the run in which it falls to 0."
+    )
+    sparsity_warmup_fraction = serializers.FloatField(
+        min_value=0,
+        max_value=1,
+        **optional(),
+        help_text="Share of the run in which the weight of a sparsity penalty rises; empty: 0.05.",
+    )
+    clip_norm = serializers.FloatField(
+        min_value=1e-6, max_value=1e6, **optional(), help_text="Longest gradient; empty: any."
+    )
+    adam_beta1 = serializers.FloatField(
+        min_value=0, max_value=0.9999, **optional(), help_text="Empty: 0.9, of JumpReLU 0."
+    )
+    adam_beta2 = serializers.FloatField(
+        min_value=0, max_value=0.999999, **optional(), help_text="Empty: 0.999."
+    )
+    target_l0 = serializers.FloatField(
+        min_value=0.1,
+        max_value=2**22,
+        **optional(),
+        help_text="Live latents per token that JumpReLU's thresholds begin with; empty: 64.",
+    )
+    widths = serializers.ListField(
+        child=serializers.IntegerField(min_value=1, max_value=MOST_LATENTS),
+        **optional(),
+        max_length=16,
+        help_text="Prefixes of a Matryoshka SAE, rising; empty: a sixteenth, an eighth, a quarter, a half and all.",
+    )
+    bandwidth = serializers.FloatField(
+        min_value=1e-6,
+        max_value=10,
+        **optional(),
+        help_text="Width of the window in which JumpReLU's thresholds learn.",
+    )
     aux_k = serializers.IntegerField(
         min_value=0,
         max_value=2**16,
-        allow_null=True,
-        default=None,
+        **optional(),
         help_text="Dead latents per token in the auxiliary loss; empty: half the model's width, 0: none.",
     )
     aux_coefficient = serializers.FloatField(
-        min_value=0, max_value=10, default=1 / 32, help_text="Weight of the auxiliary loss."
+        min_value=0, max_value=10, **optional(), help_text="Weight of the auxiliary loss; empty: 1/32."
     )
     dead_after_tokens = serializers.IntegerField(
         min_value=1,
         max_value=10**12,
-        allow_null=True,
-        default=None,
+        **optional(),
         help_text="A latent silent for so many tokens is dead; empty: a tenth of the run, at most 10 M.",
+    )
+    resample_every = serializers.IntegerField(
+        min_value=1,
+        max_value=10**9,
+        **optional(),
+        help_text="Steps after which dead latents of the L1 kinds get new directions, in the first 70 % of the run.",
     )
     outlier_ratio = serializers.FloatField(
         min_value=1,
@@ -89,27 +246,36 @@ class SaeTrainingParams(serializers.Serializer):
     )
 
     def validate(self, data: dict[str, Any]) -> dict[str, Any]:
-        if data["k"] > data["d_sae"]:
-            raise serializers.ValidationError(
-                {"k": [f"k is {data['k']}, but there are only {data['d_sae']} latents."]}
-            )
+        from jobs.interp.sae import choices
+
+        errors = choices.errors(data)
+        if bool(data["activations"]) == bool(data["model"]):
+            words = "Name either the activations to train on or a model to take them from"
+            errors["activations"] = [f"{words}, not both." if data["model"] else f"{words}."]
         if data["tokens"] < data["batch_size"]:
-            raise serializers.ValidationError(
-                {"tokens": [f"{data['tokens']} tokens are less than one batch of {data['batch_size']}."]}
-            )
+            errors["tokens"] = [f"{data['tokens']} tokens are less than one batch of {data['batch_size']}."]
+        if errors:
+            raise serializers.ValidationError(errors)
+        if data["model"] and is_path(data["corpus"]):
+            texts.files_at(data["corpus"], data["split"])
         return data
 
 
 class Kind(JobKind):
     label = "Train SAE"
     stage = "saes"
-    description = "Train a TopK sparse autoencoder with auxiliary loss, and export it in SAELens' layout."
+    description = (
+        "Train sparse autoencoders or transcoders, one or several on one reading of the data, measure them on held-out "
+        "text and export them in SAELens' layout."
+    )
     makes = ("sae",)
     sweep = (
         "site",
         "architecture",
         "d_sae",
         "k",
+        "l1",
+        "l0",
         "lr",
         "tokens",
         "batch_size",
@@ -130,118 +296,195 @@ class Kind(JobKind):
     Params = SaeTrainingParams
 
     def check(self, params: Mapping[str, Any], inputs: Mapping[str, Input]) -> None:
+        from jobs.interp.sae import choices
+
         if "activations" in inputs:
-            find_site(params, inputs["activations"].manifest)
+            manifest = inputs["activations"].manifest
+            found = manifest["sites"]
+            refuse(
+                [m for m in choices.members(params) if not choices.places(m, found)],
+                params,
+                held_words(found),
+            )
+            extras.require_for(manifest["model"] if params["ce_tokens"] else {})
+        elif "model" in inputs:
+            extras.require_for(inputs["model"].manifest)
+            check_model(params, inputs)
 
     def estimate(self, params: Mapping[str, Any], inputs: Mapping[str, Input]) -> Estimate:
-        from jobs.interp import sizes
+        from jobs.interp.sae import estimates
 
-        manifest, on_cpu = inputs["activations"].manifest, runs_on_cpu()
-        width = manifest["d_model"]
-        parts = sizes.topk_bytes(width, params["d_sae"])
-        disk = 7 * parts["sae"]  # two checkpoints of weights and both moments, and the result
-        parts |= {} if on_cpu else {"cuda": sizes.CUDA_BYTES}
-        batch = sizes.batch_bytes(width, params["d_sae"], params["k"], params["batch_size"])
-        training = {"batch": batch} | ({"buffer": sizes.buffer_bytes(manifest)} if on_cpu else {})
-        parts |= sizes.widest(training, *self.measuring(params, manifest, on_cpu))
-        work = float(params["tokens"] * width * params["d_sae"])
-        return Estimate.of(parts, disk_bytes=disk, work=work)
+        return Estimate.of(**estimates.training(params, manifests(inputs), CE_ROWS, on_cpu=runs_on_cpu()))
 
     def estimate_stage(self, stage: str, params: Mapping[str, Any], inputs: Mapping[str, Input]) -> Estimate:
         """Of a finalizing, in the host's memory: the checkpoint, and the widest of the measurements."""
-        from jobs.interp import sizes
+        from jobs.interp.sae import estimates
 
-        manifest = inputs["activations"].manifest
-        width = manifest["d_model"]
-        held = sizes.topk_bytes(width, params["d_sae"])
-        batch = sizes.batch_bytes(width, params["d_sae"], params["k"], 0)
-        parts = {"sae": held["sae"], "adam": held["adam"]}
-        parts |= sizes.widest({"batch": batch}, *self.measuring(params, manifest, on_cpu=True))
-        return Estimate.of(parts, disk_bytes=held["sae"])
-
-    def measuring(
-        self, params: Mapping[str, Any], manifest: Mapping[str, Any], on_cpu: bool
-    ) -> list[dict[str, int]]:
-        """What the two phases after the training take that measure the loss through the SAE, in bytes."""
-        from jobs.interp import sizes
-
-        if not params["ce_tokens"]:
-            return []
-        tokens, facts = CE_ROWS * manifest["context_size"], manifest["model"]
-        model = {"model": sizes.model_bytes(facts, on_cpu=on_cpu)}
-        model |= {"tokenizer": sizes.TOKENIZER_BYTES} if on_cpu else {}
-        forward = sizes.forward_bytes(facts, tokens, on_cpu=on_cpu, logits=True)
-        return [model | {"file": sizes.file_bytes(facts, on_cpu=on_cpu)}, model | {"forward": forward}]
+        return Estimate.of(**estimates.finalizing(params, manifests(inputs), CE_ROWS))
 
     def run(self, context: Context, params: Mapping[str, Any]) -> dict[str, Any]:
-        data, model = opened(context, params)
-        return published(context, params, data, model, trained(context, params, data))
+        ground, source, model = opened(context, params)
+        return published(context, params, ground, source, model, trained(context, params, ground, source))
 
     def finalize(self, context: Context, params: Mapping[str, Any]) -> dict[str, Any]:
-        data, model = opened(context, params)
-        training = as_far_as_it_came(context, params)
-        steps = {"ended_at_step": training.step, "steps_total": training.settings.steps}
-        return published(context, params, data, model, training, steps)
+        ground, source, model = opened(context, params)
+        return published(context, params, ground, source, model, as_far_as_it_came(context, params, ground))
 
 
-def opened(context: Context, params: Mapping[str, Any]) -> tuple[Data, Path | None]:
-    """The data, and the folder of the model where the loss through the SAE is to be measured."""
-    data = Data.open(context.input("activations"), params)
-    return data, model_folder(context, data.source) if params["ce_tokens"] else None
+# At submit ----------------------------------------------------------------------------------------------
+def refuse(members: Sequence[Mapping[str, Any]], params: Mapping[str, Any], words: str) -> None:
+    """A `ValidationError` for members that cannot be trained, at the parameter that asked for them."""
+    if members and params.get("variants"):
+        raise serializers.ValidationError({"variants": [f"{member['name']}: {words}" for member in members]})
+    if members:
+        raise serializers.ValidationError({"site": [words]})
 
 
-def published(
-    context: Context,
-    params: Mapping[str, Any],
-    data: Data,
-    model: Path | None,
-    training: train.Training,
-    facts: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Measure the SAE, write it down as an artifact, and say what came of it."""
-    from jobs.interp.sae import assess
-
-    report = assess.assess(training, data.split)
-    if model is not None:
-        report = report.with_cross_entropy(measured_loss(context, params, data, model, training))
-    name = f"{data.source.name.rpartition('/')[2]}-topk-{params['d_sae']}-k{params['k']}"
-    result = facts_of(data, training) | dict(facts or {}) | report.numbers()
-    manifest = result | {key: data.source.manifest[key] for key in ("model_artifact", "model")}
-    export(context.artifact("sae", name, manifest), data, training, report, facts or {})
-    write_histogram(context.out, report)
-    return result | {"artifact": name}
-
-
-@dataclass(frozen=True)
-class Data:
-    """What a training works on: the activations, the site among them, and their two parts."""
-
-    source: Input
-    site: Mapping[str, Any]
-    split: reading.Split
-
-    @classmethod
-    def open(cls, source: Input, params: Mapping[str, Any]) -> Data:
-        from jobs.interp import reading
-
-        site = find_site(params, source.manifest)
-        store = reading.Store(source.path / site["folder"])
-        split = reading.split(
-            store, heldout_fraction=params["heldout_fraction"], outlier_ratio=params["outlier_ratio"]
-        )
-        return cls(source, site, split)
-
-
-def find_site(params: Mapping[str, Any], manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The entry of the site to train on; a `ValidationError` that lists what there is."""
-    sites, wanted = manifest["sites"], params.get("site")
-    if wanted is None and len(sites) == 1:
-        return sites[0]
-    for site in sites:
-        if wanted and (site["block"], site["site"]) == (wanted["block"], wanted["site"]):
-            return site
+def held_words(sites: Sequence[Mapping[str, Any]]) -> str:
     there = ", ".join(f"block {site['block']} {site['site']}" for site in sites)
-    raise serializers.ValidationError({"site": [f"The activations hold {there}; name one of them."]})
+    return f"The activations hold {there}; name one of them. A transcoder takes mlp_in and mlp_out of a block together."
+
+
+def check_model(params: Mapping[str, Any], inputs: Mapping[str, Input]) -> None:
+    """Sites, text and context against a model that is to be run."""
+    from jobs.interp.sae import choices
+
+    model, members = inputs["model"], choices.members(params)
+    limit, last = model.manifest.get("max_positions"), model.manifest["n_layers"] - 1
+    refuse([m for m in members if not m.get("site")], params, "Name the site: a model has many.")
+    over = [m for m in members if m["site"]["block"] > last]
+    refuse(over, params, f"A block there does not exist: the model has blocks 0 to {last}.")
+    for member in members:
+        if words := missing_words(member, model.manifest):
+            refuse([member], params, words)
+    errors = texts.errors(params, inputs, model)
+    if limit is not None and params["context_size"] > limit:
+        sentence = "A context of {} tokens is over the limit of {} that {} was made for."
+        errors["context_size"] = [sentence.format(params["context_size"], limit, model.name)]
+    if errors:
+        raise serializers.ValidationError(errors)
+
+
+def missing_words(member: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
+    """Why the model has no such place, where its manifest says so."""
+    from jobs.interp.sae import choices
+
+    block = member["site"]["block"]
+    for place in choices.reads(member):
+        missing = manifest.get("missing_sites", {}).get(place, {})
+        if block in missing.get("blocks", ()):
+            return f"Block {block} has no {place}: {missing['why']}"
+        if place not in manifest.get("sites", SITES):
+            return f"The model has no {place}; it has {', '.join(manifest['sites'])}."
+    return ""
+
+
+def manifests(inputs: Mapping[str, Input]) -> dict[str, Mapping[str, Any]]:
+    return {name: given.manifest for name, given in inputs.items()}
+
+
+def runs_on_cpu() -> bool:
+    """Whether the mathematics runs on the CPU whatever the card, so that its memory is the host's."""
+    from django.conf import settings
+
+    return settings.MISTUDIO_GPU_BACKEND == "simulated" or settings.MISTUDIO_TORCH_DEVICE == "cpu"
+
+
+# In the work --------------------------------------------------------------------------------------------
+def opened(
+    context: Context, params: Mapping[str, Any]
+) -> tuple[Ground, Source, Callable[[], LanguageModel] | None]:
+    """What the SAEs are trained on, and how to come by the model that the loss through them is measured with."""
+    if "activations" in context.inputs:
+        return on_activations(context, params)
+    return on_model(context, params)
+
+
+def on_activations(
+    context: Context, params: Mapping[str, Any]
+) -> tuple[Ground, Source, Callable[[], LanguageModel] | None]:
+    from jobs.interp.sae.grounds import Ground
+    from jobs.interp.sae.sources import Stored
+    from jobs.interp.sizes import MEASURED_ROWS
+
+    given = context.input("activations")
+    folder = model_folder(context, given) if params["ce_tokens"] else None
+    ground = Ground.stored(params, given.name, given.manifest)
+    source = Stored(
+        given.path,
+        {site: entry["folder"] for site, entry in ground.places.items()},
+        ground.views,
+        batch_size=params["batch_size"],
+        seed=ground.order_seed,
+        rows=MEASURED_ROWS,
+        heldout_fraction=params["heldout_fraction"],
+        outlier_ratio=params["outlier_ratio"],
+    )
+    return ground, source, folder and partial(loaded, context, folder, given.manifest["model"])
+
+
+def on_model(
+    context: Context, params: Mapping[str, Any]
+) -> tuple[Ground, Source, Callable[[], LanguageModel] | None]:
+    from jobs.interp import tokens
+    from jobs.interp.sae import estimates
+    from jobs.interp.sae.grounds import Ground
+    from jobs.interp.sae.sources import Running
+
+    given, corpus = context.input("model"), texts.opened(params, context.inputs)
+    model = loaded(context, given.path, facts_of(given))
+    model.require_context(params["context_size"])
+    bos = model.bos_id if params["prepend_bos"] else None
+    needed = estimates.needed_tokens(params)
+    rows = tokens.rows_of(
+        corpus.documents, model.tokenizer, params["context_size"], max_tokens=needed, bos_id=bos
+    )
+    ground = Ground.live(params, model, given.id, facts_of(given), corpus.name, bos is not None)
+    read = 0
+
+    def on_tokens(count: int, standing: Standing) -> None:
+        nonlocal read
+        read += count
+        done, total, unit, stage = standing
+        context.report(done, total, unit, stage=stage, message=f"{read} tokens read by the model")
+
+    source = Running(
+        model,
+        rows,
+        model.special_ids if params["exclude_special"] else (),
+        ground.views,
+        context.checkpoints / "measured.json",
+        batch_size=params["batch_size"],
+        seed=ground.order_seed,
+        rows_per_pass=params["model_batch_size"],
+        heldout_fraction=params["heldout_fraction"],
+        outlier_ratio=params["outlier_ratio"],
+        on_tokens=on_tokens,
+        should_stop=context.should_stop,
+    )
+    return ground, source, (lambda: model) if params["ce_tokens"] else None
+
+
+def loaded(context: Context, folder: Path, facts: Mapping[str, Any]) -> LanguageModel:
+    from jobs.interp import models
+
+    dtype = models.compute_dtype(facts["dtype"], context.device)
+    return models.load(folder, device=context.device, dtype=dtype, name=facts["name"])
+
+
+def facts_of(model: Input) -> dict[str, Any]:
+    """What those who read the SAE must know of the model."""
+    kept = (
+        "repository",
+        "revision",
+        "weights_sha256",
+        "parameters",
+        "dtype",
+        "d_model",
+        "d_vocab",
+        "n_layers",
+    )
+    return {"name": model.name} | {key: model.manifest.get(key) for key in kept}
 
 
 def model_folder(context: Context, source: Input) -> Path:
@@ -258,122 +501,102 @@ def model_folder(context: Context, source: Input) -> Path:
         ) from error
 
 
-def trained(context: Context, params: Mapping[str, Any], data: Data) -> train.Training:
-    """The training at its last step, begun here or gone on with from a checkpoint."""
-    from jobs.interp import reading
-    from jobs.interp.sae import train
+def trained(context: Context, params: Mapping[str, Any], ground: Ground, source: Source) -> Together:
+    """The trainings at their last step, begun here or gone on with from a checkpoint."""
+    from jobs.interp.sae import together
 
-    settings = settings_of(params)
-    stream = reading.Shuffled(data.split.train, settings.batch_size, settings.seed)
-    mean_norm = data.split.train.mean_norm()
-    training = train.begin_or_resume(settings, stream, mean_norm, context.checkpoints, device=context.device)
-
-    def progress(step: int, total: int, metrics: Mapping[str, float]) -> None:
-        context.report(step, total, "steps", stage="train", message=f"FVU {metrics['fvu']:.3f}")
-        context.metric(step, **metrics)
-
-    training.run(stream, context.checkpoints, on_progress=progress, should_stop=context.should_stop)
-    return training
-
-
-def as_far_as_it_came(context: Context, params: Mapping[str, Any]) -> train.Training:
-    """The training as its newest checkpoint has it."""
-    from jobs.interp.sae import train
-
-    training = train.Training.resume(
-        train.saved(context.checkpoints)[-1], settings_of(params), device=context.device
+    streams = [source.stream(view) for view in ground.views]
+    norms = [source.mean_norms(view) for view in ground.views]
+    run = together.begin_or_resume(
+        ground.settings(), streams, norms, context.checkpoints, device=context.device
     )
-    if training.step == 0:
+
+    def progress(step: int, total: int, found: All, speed: float) -> None:
+        source.stands(step, total, "steps", "train")
+        context.report(step, total, "steps", stage="train", message=words_of(found, source.epoch(step - 1)))
+        context.metric(step, tokens_per_s=speed, **ground.named(found))
+
+    run.run(
+        dict(enumerate(streams)),
+        context.checkpoints,
+        checkpoint_every=params["checkpoint_every"],
+        on_progress=progress,
+        should_stop=context.should_stop,
+    )
+    return run
+
+
+def words_of(found: All, epoch: int) -> str:
+    values = sorted(metrics["fvu"] for metrics in found.values())
+    said = f"FVU {values[0]:.3f}" + (f" to {values[-1]:.3f}" if len(values) > 1 else "")
+    return f"{said} · pass {epoch + 1}" if epoch else said
+
+
+def as_far_as_it_came(context: Context, params: Mapping[str, Any], ground: Ground) -> Together:
+    """The trainings as their newest checkpoint has them."""
+    from jobs.interp.sae.together import Together, saved
+
+    found = Together.resume(saved(context.checkpoints)[-1], ground.settings(), device=context.device)
+    if found.step == 0:
         raise JobRejected("The training ended before its first step, so there is no SAE to keep.")
-    return training
+    return found
 
 
-def settings_of(params: Mapping[str, Any]) -> train.Settings:
-    from jobs.interp.sae import train
+def published(
+    context: Context,
+    params: Mapping[str, Any],
+    ground: Ground,
+    source: Source,
+    model: Callable[[], LanguageModel] | None,
+    run: Together,
+) -> dict[str, Any]:
+    """Measure the SAEs, write them down as artifacts, and say what came of them."""
+    from jobs.interp.sae import assess, results
 
-    return train.Settings(**{name: params[name] for name in train.Settings.names() if name in params})
+    source.stands(0, 0, "", "measure")
+    context.report(0, 0, stage="measure")
+    source.release()
+    reports = assess.assess(
+        run.trainings, dict(enumerate(ground.views)), source, should_stop=context.should_stop
+    )
+    if model is not None:
+        losses = measured_loss(context, params, ground, source, model(), run)
+        reports = {number: report.with_cross_entropy(losses[number]) for number, report in reports.items()}
+    found = results.of(ground, run, reports)
+    for number, report in reports.items():
+        folder = context.artifact("sae", found[number]["artifact"], results.manifest(ground, found[number]))
+        results.export(folder, ground, number, run.trainings[number], report, found[number])
+    results.write_histogram(context.out, ground, reports)
+    return results.together(ground, found)
 
 
 def measured_loss(
-    context: Context, params: Mapping[str, Any], data: Data, folder: Path, training: train.Training
-) -> metrics.CrossEntropy:
-    """The model's loss on held-out text as it is, through the SAE, and without the site."""
-    from jobs.interp import models
-    from jobs.interp.reading import heldout_text
-    from jobs.interp.sae.metrics import cross_entropy
-    from jobs.interp.site import Site
+    context: Context,
+    params: Mapping[str, Any],
+    ground: Ground,
+    source: Source,
+    model: LanguageModel,
+    run: Together,
+) -> dict[int, CrossEntropy]:
+    """The model's loss on held-out text as it is, through each SAE, and without its site."""
+    from jobs.interp.sae.splice import Splice, cross_entropies
 
-    facts = data.source.manifest["model"]
-    dtype = models.compute_dtype(facts["dtype"], context.device)
-    model = models.load(folder, device=context.device, dtype=dtype, name=facts["name"])
-    text = heldout_text(data.source.path, data.split.documents, params["ce_tokens"])
-    total = text.tokens
+    text = source.heldout_text(params["ce_tokens"])
+    splices = {
+        number: Splice(ground.views[number][0], ground.views[number][-1], training.folded())
+        for number, training in run.trainings.items()
+    }
 
     def progress(tokens: int) -> None:
-        context.report(tokens, total, "tokens", stage="loss on held-out text")
+        context.report(tokens, text.tokens, "tokens", stage="loss on held-out text")
 
-    return cross_entropy(
+    found = cross_entropies(
         model,
-        Site(data.site["block"], data.site["site"]),
-        training.sae.folded(training.scale),
+        list(splices.values()),
         text.batches(CE_ROWS, model.pad.id),
-        excluded_ids=model.special_ids if data.source.manifest["exclude_special"] else (),
-        norm_limit=data.split.norm_limit,
+        excluded_ids=model.special_ids if ground.exclude_special else (),
+        limits=source.limits(),
         on_batch=progress,
         should_stop=context.should_stop,
     )
-
-
-def facts_of(data: Data, training: train.Training) -> dict[str, Any]:
-    sae = training.sae
-    return {
-        "architecture": sae.architecture,
-        "site": data.site["hook_name"],
-        "d_in": sae.d_in,
-        "d_sae": sae.d_sae,
-        "k": sae.k,
-        "scale_folded": training.scale,
-    }
-
-
-def export(
-    folder: Path, data: Data, training: train.Training, report: assess.Report, facts: Mapping[str, Any]
-) -> None:
-    """The SAE in SAELens' layout, its recipe beside the weights."""
-    from jobs.interp.sae.files import Metadata, save_sae
-
-    source = data.source.manifest
-    metadata = Metadata(
-        model_name=source["model"]["repository"],
-        hook_name=data.site["hook_name"],
-        hf_hook_name=data.site["module"],
-        context_size=source["context_size"],
-        prepend_bos=source["prepend_bos"],
-        exclude_special_tokens=source["exclude_special"],
-        dataset_path=source["corpus"]["name"],
-    )
-    # The weights themselves by their digest: a copy may be named after the repository that it is a copy of.
-    recipe = {
-        "model": source["model"],
-        "settings": asdict(training.settings),
-        "scale_folded": training.scale,
-        **facts,
-        **report.numbers(),
-    }
-    frequencies = report.log10_frequencies
-    save_sae(folder, training.finished(), metadata, log10_frequencies=frequencies, extra=recipe)
-
-
-def write_histogram(folder: Path, report: assess.Report) -> None:
-    """Data of the results page's figure."""
-    from jobs.interp.files import write_json
-    from jobs.interp.sae.metrics import histogram
-
-    write_json(folder / "firing_histogram.json", histogram(report.log10_frequencies))
-
-
-def runs_on_cpu() -> bool:
-    """Whether the mathematics runs on the CPU whatever the card, so that its memory is the host's."""
-    from django.conf import settings
-
-    return settings.MISTUDIO_GPU_BACKEND == "simulated" or settings.MISTUDIO_TORCH_DEVICE == "cpu"
+    return dict(zip(splices, found, strict=True))

@@ -2,12 +2,12 @@
 (() => {
   "use strict";
   const { charts, whole, known, duration, fetched, throttled } = window.mistudio;
-  const { specOf, order, scaled, written, ticks, spaced } = window.mistudio.scales;
+  const { base, whose, specOf, order, scaled, written, ticks, spaced } = window.mistudio.scales;
   const $ = (selector, place = document) => place.querySelector(selector);
   const parsed = (id) => JSON.parse(document.getElementById(id).textContent);
   const job = $("main").dataset.job;
   const section = $("#curves");
-  const plots = new Map(); // name of the metric -> {spec, place, output}
+  const plots = new Map(); // name of the chart -> {spec, place, ends, names of its curves}
   let { curves } = parsed("points");
 
   /* Curves ---------------------------------------------------------------------------------------------- */
@@ -15,19 +15,40 @@
     return Math.max(1, ...Object.values(curves).map(([steps]) => steps.at(-1) ?? 0));
   }
 
-  function make(name) {
-    const spec = specOf(name);
+  function make(name, names) {
+    const spec = specOf(name), several = names.length > 1;
     const figure = document.createElement("figure");
     figure.className = "chart";
     figure.append(caption(spec), Object.assign(document.createElement("div"), { className: "plot" }), axis());
+    if (several) figure.append(keys(names));
     section.append(figure);
     const place = $(".plot", figure), output = $("output", figure);
     charts.make(place, {
-      lines: [{ token: "ink", points: (u) => u.data[0].length < 3 }], group: "steps", x: () => [0, lastStep()], label: written(spec),
+      lines: names.map((_, n) => ({ token: several ? token(n) : "ink", dash: several && dashed(n), joined: several, points: (u) => u.data[0].length < 3 })),
+      group: "steps", x: () => [0, lastStep()], label: written(spec),
       y: (lo, hi) => spaced(lo, hi, spec.low), ticks: ticks(spec),
-      cursor: (at, u) => { output.textContent = at === null ? "" : `${known(u.data[1][at]) ? written(spec)(u.data[1][at]) : "–"} at ${whole(u.data[0][at])}`; },
+      cursor: (at, u) => {
+        const said = (n) => (at !== null && known(u.data[n + 1][at]) ? written(spec)(u.data[n + 1][at]) : "");
+        output.textContent = at === null ? "" : several ? `at ${whole(u.data[0][at])}` : `${said(0) || "–"} at ${whole(u.data[0][at])}`;
+        for (const [n, value] of figure.querySelectorAll(".legend b").entries()) value.textContent = said(n);
+      },
     });
-    plots.set(name, { spec, place, ends: figure.querySelectorAll(".ends span") });
+    plots.set(name, { spec, place, names, ends: figure.querySelectorAll(".ends span") });
+  }
+
+  const token = (n) => `s${(n % 6) + 1}`;
+  const dashed = (n) => Math.floor(n / 6) % 2 === 1;
+
+  /** Whose curve is which; the value under the pointer beside it. */
+  function keys(names) {
+    const element = Object.assign(document.createElement("p"), { className: "legend" });
+    element.append(...names.map((name, n) => {
+      const key = document.createElement("span");
+      const swatch = Object.assign(document.createElement("span"), { className: `swatch ${token(n)}${dashed(n) ? " dash" : ""}` });
+      key.append(swatch, ` ${whose(name) || "all"} `, document.createElement("b"));
+      return key;
+    }));
+    return element;
   }
 
   function caption(spec) {
@@ -43,17 +64,31 @@
     return element;
   }
 
+  /** The charts, in the order of the page, each with the names of its curves. */
+  function grouped() {
+    const found = new Map();
+    for (const name of Object.keys(curves)) found.set(base(name), [...(found.get(base(name)) ?? []), name]);
+    return [...found].sort(([a], [b]) => order(a) - order(b) || a.localeCompare(b));
+  }
+
   function draw() {
-    const names = Object.keys(curves).sort((a, b) => order(a) - order(b) || a.localeCompare(b));
-    section.hidden = !names.length;
-    for (const name of names) {
-      if (!plots.has(name)) make(name);
+    const wanted = grouped();
+    section.hidden = !wanted.length;
+    if (wanted.some(([name, names]) => plots.has(name) && plots.get(name).names.length !== names.length)) startOver();
+    for (const [name, names] of wanted) {
+      if (!plots.has(name)) make(name, names);
       const { spec, place, ends } = plots.get(name);
-      const [steps, values] = curves[name];
-      place.chart.setData([steps, values.map((value) => scaled(spec, value))]);
+      place.chart.setData(uPlot.join(names.map((one) => [curves[one][0], curves[one][1].map((value) => scaled(spec, value))])));
       ends[0].textContent = "step 0";
       ends[1].textContent = whole(lastStep());
     }
+  }
+
+  /** A curve came to a chart: all are made anew, so that they stay in order. */
+  function startOver() {
+    for (const { place } of plots.values()) charts.drop(place);
+    section.replaceChildren();
+    plots.clear();
   }
 
   function point({ step, values }) {

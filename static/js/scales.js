@@ -4,6 +4,10 @@ window.mistudio.scales = (() => {
   const { charts, known } = window.mistudio;
   const specs = JSON.parse(document.getElementById("chart-specs").textContent);
 
+  /** `fvu[k 16]` is the curve of one of several that a job draws: they share the chart of `fvu`. */
+  const base = (name) => name.split("[", 1)[0];
+  const whose = (name) => name.slice(base(name).length + 1, -1);
+
   const specOf = (name) => specs.find((spec) => spec.names.includes(name)) ?? { title: name.replaceAll("_", " "), unit: "" };
   const order = (name) => { const at = specs.findIndex((spec) => spec.names.includes(name)); return at < 0 ? specs.length : at; };
   const scaled = (spec, value) => {
@@ -33,5 +37,5 @@ window.mistudio.scales = (() => {
     const room = (hi - (bottom ?? lo)) * 0.06 || Math.abs(hi) * 0.1 || 1;
     return [bottom ?? lo - room, hi + room];
   }
-  return { specOf, order, scaled, written, ticks, spaced };
+  return { base, whose, specOf, order, scaled, written, ticks, spaced };
 })();

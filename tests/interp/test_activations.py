@@ -13,7 +13,11 @@ from jobs.interp.activations import Recipe, extract
 from jobs.interp.errors import Stopped, Unusable
 from jobs.interp.hooks import capture
 from jobs.interp.models import LanguageModel
-from jobs.interp.reading import Selection, Shuffled, Store, heldout_text, split
+from jobs.interp.reading import Selection, Store, heldout_text, median_norms, split
+from jobs.interp.sae.options import Options
+from jobs.interp.sae.settings import Settings
+from jobs.interp.sae.train import Training
+from jobs.interp.shuffling import Shuffled
 from jobs.interp.site import Site, blocks_of
 from jobs.interp.tokens import Row, rows_of
 from tests.interp.conftest import assert_same_vectors
@@ -186,7 +190,7 @@ def made_up(folder: Path, acts: torch.Tensor, *, shards: int = 4, documents: int
 
 
 def everything(store: Store) -> Selection:
-    return Selection(store, tuple(torch.arange(size) for size in store.sizes))
+    return Selection(store, tuple(store.sizes), lambda number: torch.arange(store.sizes[number]))
 
 
 def numbered(count: int) -> torch.Tensor:
@@ -246,6 +250,26 @@ def test_a_batch_depends_on_seed_and_step_alone(tmp_path: Path) -> None:
     assert all(batch.shape == (50, 8) for batch in batches)
 
 
+def test_data_that_run_out_are_gone_through_again_in_a_new_order_f22(tmp_path: Path) -> None:
+    """100 vectors, 250 wanted, batches of 10: two and a half passes, counted, each in an order of its own."""
+    stream = Shuffled(everything(made_up(tmp_path, numbered(100))), 10, seed=0)
+    passes = [torch.cat([stream.batch(step) for step in range(n, n + 10)])[:, 0].tolist() for n in (0, 10)]
+    half = torch.cat([stream.batch(step) for step in range(20, 25)])[:, 0].tolist()
+    assert sorted(passes[0]) == sorted(passes[1]) == list(range(100))
+    assert passes[0] != passes[1]
+    assert len(set(half)) == 50 and half not in (passes[0][:50], passes[1][:50])
+    assert [stream.epoch(step) for step in (0, 9, 10, 19, 20, 24)] == [0, 0, 1, 1, 2, 2]
+
+
+def test_the_scale_is_of_all_vectors_not_of_the_first_f20(tmp_path: Path) -> None:
+    """Lengths 1, 1, 1, 9 in four dimensions: mean 3, factor 2/3."""
+    store = made_up(tmp_path, torch.tensor([1.0, 1, 1, 9])[:, None] * torch.eye(4)[0], shards=2, documents=2)
+    assert everything(store).mean_norms() == (3.0,)
+    rows = torch.cat(list(everything(store).batches(2)))
+    settings = Settings(8, Options(k=2), tokens=64, batch_size=16)
+    assert Training.begin(settings, rows, everything(store).mean_norms()).scales == pytest.approx((2 / 3,))
+
+
 def test_a_batch_may_be_larger_than_the_data(tmp_path: Path) -> None:
     stream = Shuffled(everything(made_up(tmp_path, numbered(20))), 50, seed=0)
     counts = stream.batch(0)[:, 0].long().bincount()
@@ -253,13 +277,41 @@ def test_a_batch_may_be_larger_than_the_data(tmp_path: Path) -> None:
     assert counts.sum() == 50
 
 
-def test_memory_is_one_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two shards of four fit: a batch never needs more than that in memory at a time."""
+def test_the_next_buffer_is_read_while_this_one_is_trained_on(tmp_path: Path) -> None:
+    """Two shards of four fit: two fillings of so many rows are in memory, and nobody waits for the second."""
     stream = Shuffled(everything(made_up(tmp_path, numbered(120))), 10, seed=0, buffer_bytes=60 * 32)
-    for step in range(12):
+    for step in range(24):
         stream.batch(step)
-        assert stream._held is not None
-        assert len(stream._held[1]) <= 60
+        assert stream._held is not None and stream._ahead is not None
+        assert len(stream._held[1]) == 60
+        buffer, task = stream._ahead
+        assert buffer == stream.order.after(stream._held[0])
+        assert torch.equal(task.result(), stream._filled(buffer))
+    assert (stream.epoch(11), stream.epoch(12)) == (0, 1)
+
+
+def test_a_shard_that_cannot_be_read_ahead_is_told_when_it_is_needed(tmp_path: Path) -> None:
+    stream = Shuffled(everything(made_up(tmp_path, numbered(120))), 10, seed=0, buffer_bytes=60 * 32)
+    for path in tmp_path.glob("shard_*"):
+        path.rename(path.with_suffix(".away"))
+    with pytest.raises(FileNotFoundError):
+        stream.batch(0)
+    for path in tmp_path.glob("shard_*"):
+        path.rename(path.with_suffix(".safetensors"))
+    stream.batch(0)
+    stream._ahead[1].exception()
+    for path in tmp_path.glob("shard_*"):
+        path.rename(path.with_suffix(".away"))
+    stream.batch(6)  # was read ahead
+    with pytest.raises(FileNotFoundError):
+        stream.batch(12)
+
+
+def test_the_median_is_exact_however_the_norms_lie_in_shards(tmp_path: Path) -> None:
+    lengths = torch.cat([torch.rand(90).exp(), torch.full((20,), 1.5), torch.zeros(6), torch.rand(4) * 1e4])
+    mixed = lengths[torch.randperm(120, generator=torch.Generator().manual_seed(0))]
+    store = made_up(tmp_path, mixed[:, None] * torch.eye(8)[0])
+    assert median_norms(store) == (torch.cat([store.read(n, "norms") for n in range(4)]).median().item(),)
 
 
 def test_held_out_text_is_that_of_held_out_documents(

@@ -59,12 +59,30 @@ def test_two_dispatches_never_promise_the_same_memory_twice(alice: User, living_
     first, second = (make_job(alice, estimate={"memory_bytes": 16 * GIB}) for _ in "ab")
     plans = [dispatch.judged(job, Board()) for job in (first, second)]
     assert all(plans)
-    assert [dispatch.grant(job, plan) for job, plan in zip((first, second), plans, strict=True) if plan] == [
-        True,
-        False,
-    ]
+    pairs = zip((first, second), plans, strict=True)
+    assert [bool(dispatch.grant(job, plan)) for job, plan in pairs if plan] == [True, False]
     assert dispatch.schedule() == 0
     assert (placed(second), second.waiting_for["reason"]) == (None, "memory")
+
+
+def test_a_round_goes_on_with_the_board_that_a_new_look_would_give(alice: User, living_host: Host) -> None:
+    """Two slots and room for two of the three; the CPU job counts on the memory of the host."""
+    card = make_card(living_host, 0, free_gib=24, max_jobs=3)
+    jobs = [make_job(alice, estimate={"memory_bytes": 10 * GIB}) for _ in range(3)]
+    jobs.append(make_job(alice, needs_card=False, estimate={"memory_bytes": GIB}))
+    board, until = Board(), time.monotonic() + 60
+    while leases := dispatch.start_next(board, until):
+        board = board.after(leases)
+        assert known_of(board) == known_of(Board())
+    assert [placed(job) for job in jobs] == [card.uuid, card.uuid, None, None]
+    assert jobs[3].status == Status.STARTING
+
+
+def known_of(board: Board) -> dict[str, tuple[object, ...]]:
+    return {
+        name: (slots.memory, slots.lately_ours, slots.host_reserved, {lease.pk for lease in slots.leases})
+        for name, slots in board.slots.items()
+    }
 
 
 def test_it_never_moves_a_named_job(alice: User, three_cards: list[Gpu]) -> None:

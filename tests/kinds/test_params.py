@@ -103,7 +103,7 @@ def test_a_context_over_the_limit_is_refused_at_submit_f09() -> None:
         ([{"block": 3}], "blocks 0 to 2"),
         ([], "empty"),
         ([{"block": -1}], "greater than or equal to 0"),
-        ([{"block": 1, "site": "resid_mid"}], "resid_post"),
+        ([{"block": 1, "site": "head_out"}], "not a valid choice"),
         ([{"block": 1}, {"block": 1}], "twice"),
         ("all", "list"),
     ],
@@ -146,6 +146,136 @@ def test_activations_of_one_site_are_not_taken_for_another_f02() -> None:
     assert "block 1 resid_post, block 2 resid_post" in error
 
 
+PAIRED = ACTIVATIONS | {
+    "sites": [{"block": 1, "site": site, "folder": site} for site in ("mlp_in", "mlp_out", "resid_post")]
+}
+TRANSCODER = {"architecture": "transcoder", "k": None, "site": {"block": 1, "site": "mlp_in"}}
+OF_MODEL = {"model": "m", "d_sae": 64, "site": {"block": 1}, "context_size": 16}
+
+
+@pytest.mark.parametrize(
+    ("params", "field", "words"),
+    [
+        ({"l1": 1.0}, "l1", "topk does not take l1; standard, gated, transcoder, skip_transcoder do"),
+        ({"architecture": "jumprelu"}, "k", "jumprelu does not take k; topk, batchtopk"),
+        ({"architecture": "jumprelu", "k": None}, "target_l0", "64; of 64 latents"),
+        ({"architecture": "gated", "k": None, "aux_k": 3}, "aux_k", "gated does not take aux_k"),
+        ({"resample_every": 5}, "resample_every", "topk does not take resample_every"),
+        (
+            {"architecture": "transcoder", "k": None},
+            "site",
+            "mlp_out of a block; name one of them, not resid_post",
+        ),
+        (
+            {"architecture": "transcoder", "k": None, "site": {"block": 1, "site": "mlp_in"}},
+            "site",
+            "mlp_in and mlp_out",
+        ),
+        ({"architecture": "matryoshka_batchtopk", "widths": [32, 16]}, "widths", "rise"),
+        ({"architecture": "matryoshka_batchtopk", "widths": [32, 65]}, "widths", "at most at 64"),
+        ({"model": "m"}, "activations", "not both"),
+        ({"variants": []}, "variants", "empty"),
+        ({"variants": [{"k": 4}, {"k": 4}]}, "variants", "same name"),
+        ({"variants": [{"k": 4}, {"k": 65}]}, "variants", "k 65: k is 65, but there are only 64"),
+        (
+            {"variants": [{"k": 4}, {"tokens": 5}]},
+            "variants",
+            "tokens: an SAE can have of its own name, site",
+        ),
+        ({"variants": [{"architecture": "jumprelu", "k": 3}]}, "variants", "jumprelu does not take k"),
+        ({"variants": [{"site": {"block": 0}}]}, "variants", "b0: The activations hold block 1 resid_post"),
+        ({"variants": [{"name": "a[b]"}]}, "variants", "valid"),
+        ({"l0": 1.0, "variants": [{"k": 4}, {"k": 5}]}, "l0", "topk does not take l0; jumprelu does"),
+    ],
+)
+def test_what_an_architecture_does_not_take_is_refused_in_words(
+    params: dict[str, Any], field: str, words: str
+) -> None:
+    errors = refused("sae_training", given("activations", ACTIVATIONS), **(TRAINING | params))
+    assert words in errors[field], errors
+
+
+def test_values_for_all_are_for_those_that_take_them() -> None:
+    """k stands for the TopK kinds among several; a penalised one beside them leaves it out."""
+    from jobs.interp.sae import choices
+
+    variants = [{"k": 8}, {"architecture": "jumprelu", "l0": 2.0}, {"architecture": "standard"}, {"lr": 1e-3}]
+    asked = TRAINING | {"variants": variants, "target_l0": 8}
+    assert refused("sae_training", given("activations", ACTIVATIONS), **asked) == {}
+    serializer = registry.get("sae_training").Params(data=asked)
+    serializer.is_valid(raise_exception=True)
+    found = choices.members(serializer.validated_data)
+    assert [(m["name"], m["k"], m["l0"], m["l1"]) for m in found] == [
+        ("k 8", 8, None, None),
+        ("jumprelu, l0 2", None, 2.0, None),
+        ("standard", None, None, 5.0),
+        ("lr 0.001", 4, None, None),
+    ]
+
+
+def test_the_learning_rate_is_by_latents_and_steps_where_none_is_given() -> None:
+    from jobs.interp.sae.choices import default_lr
+
+    assert default_lr(2**14, 5000) == default_lr(2**14, 10**6) == pytest.approx(2e-4)
+    assert default_lr(2**16, 10**6) == pytest.approx(1e-4)
+    assert default_lr(2304, 293) == pytest.approx(2e-4 * (16384 / 2304) ** 0.5 * (5000 / 293) ** 0.5)
+    assert default_lr(64, 1) == 4e-3
+
+
+def test_a_transcoder_takes_the_pair_of_a_block() -> None:
+    asked = {"activations": "a", "architecture": "transcoder", "d_sae": 64}
+    assert refused("sae_training", given("activations", PAIRED), **asked) == {}
+    both = asked | {"variants": [{}, {"architecture": "topk", "site": {"block": 1}}]}
+    assert "SAE 1" in refused("sae_training", given("activations", ACTIVATIONS), **both)["variants"]
+    assert refused("sae_training", given("activations", PAIRED), **both) == {}
+
+
+@pytest.mark.parametrize(
+    ("params", "field", "words"),
+    [
+        ({"site": {"block": 3}}, "site", "blocks 0 to 2"),
+        ({"context_size": 40}, "context_size", "limit of 32 that tiny"),
+        ({"corpus": "/etc/passwd"}, "corpus", "MISTUDIO_IMPORT_ROOTS"),
+        ({"model": None}, "activations", "Name either the activations to train on or a model"),
+    ],
+)
+def test_a_training_straight_from_a_model_is_checked_against_it(
+    params: dict[str, Any], field: str, words: str
+) -> None:
+    errors = refused("sae_training", given("model", MODEL), **(OF_MODEL | params))
+    assert words in errors[field], errors
+
+
+def test_a_model_has_many_sites() -> None:
+    params = {key: value for key, value in OF_MODEL.items() if key != "site"}
+    assert "Name the site" in refused("sae_training", given("model", MODEL), **params)["site"]
+    assert refused("sae_training", given("model", MODEL), **OF_MODEL) == {}
+
+
+def test_the_architectures_are_those_of_the_mathematics() -> None:
+    from jobs.interp.sae.options import NAMES
+    from jobs.kinds.sae_training import ARCHITECTURES
+
+    assert set(ARCHITECTURES) == set(NAMES)
+
+
+def test_saes_that_are_trained_together_add_up() -> None:
+    kind = registry.get("sae_training")
+
+    def need(**params: Any) -> Any:
+        serializer = kind.Params(data=TRAINING | {"ce_tokens": 0} | params)
+        serializer.is_valid(raise_exception=True)
+        return kind.estimate(serializer.validated_data, given("activations", ACTIVATIONS))
+
+    one, other = need(), need(d_sae=128)
+    both = need(variants=[{}, {"d_sae": 128}])
+    for part in ("sae", "adam"):
+        assert both.breakdown[part] == one.breakdown[part] + other.breakdown[part]
+    assert both.breakdown["batch"] == other.breakdown["batch"]  # their steps come one after another
+    assert both.disk_bytes == one.disk_bytes + other.disk_bytes
+    assert both.work == one.work + other.work
+
+
 def test_estimates_grow_with_what_they_are_about() -> None:
     kind = registry.get("sae_training")
 
@@ -183,8 +313,8 @@ WIDER = WIDE | {"d_sae": 4608, "batch_size": 4096}
         ("activation_extraction", READING | {"batch_size": 8}, 883),
         ("activation_extraction", READING | {"batch_size": 16}, 963),
         ("activation_extraction", READING | {"batch_size": 128}, 1234),
-        ("sae_training", WIDE, 1100),
-        ("sae_training", WIDE | {"ce_tokens": 0}, 318),
+        ("sae_training", WIDE, 1458),
+        ("sae_training", WIDE | {"ce_tokens": 0}, 348),
         ("sae_training", WIDER, 1163),
         ("sae_training", WIDER | {"ce_tokens": 0}, 437),
     ],
@@ -201,13 +331,6 @@ def test_an_estimate_is_not_below_what_was_measured(
     need = formula(found, serializer.validated_data, inputs).memory_bytes
     assert need is not None
     assert 1.0 < need / 1e6 / peak_megabytes < 1.45
-
-
-def test_the_size_of_a_shard_is_the_one_of_the_mathematics() -> None:
-    from jobs.interp.activations import SHARD_TOKENS
-    from jobs.kinds.activation_extraction import SHARD_ROOM
-
-    assert SHARD_ROOM == SHARD_TOKENS
 
 
 def test_kinds_are_listed_checked_and_estimated_without_torch() -> None:

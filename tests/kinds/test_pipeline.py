@@ -16,7 +16,7 @@ from jobs.interp import reading
 from jobs.interp.errors import Stopped
 from jobs.interp.hooks import capture
 from jobs.interp.sae.files import load_sae
-from jobs.interp.sae.metrics import cross_entropy
+from jobs.interp.sae.splice import Splice, cross_entropies
 from jobs.interp.site import Site
 from jobs.kind import JobKind
 from tests.interp.conftest import language_model
@@ -34,7 +34,8 @@ def extract(shelf: Shelf, root: Path, **params: Any) -> Any:
 
 def train(shelf: Shelf, **params: Any) -> Any:
     given = {"activations": "ll-text-b1", "d_sae": 64, "k": 4, "tokens": 12_800, "batch_size": 64, "lr": 5e-3}
-    return run(TRAIN, shelf, job="train", **(given | {"checkpoint_every": 50} | params))
+    job = params.pop("job_name", "train")
+    return run(TRAIN, shelf, job=job, **(given | {"checkpoint_every": 50} | params))
 
 
 @pytest.fixture
@@ -174,11 +175,16 @@ def test_the_loss_through_the_sae_is_that_of_the_exported_one(shelf: Shelf, impo
     parts = reading.split(reading.Store(source.path / "blocks.1.hook_resid_post"))
     text = reading.heldout_text(source.path, parts.documents, 500).batches(8, lm.pad.id)
     with torch.no_grad():
-        found = cross_entropy(
-            lm, Site(1), sae, text, excluded_ids=lm.special_ids, norm_limit=parts.norm_limit
+        [found] = cross_entropies(
+            lm,
+            [Splice(Site(1), Site(1), sae)],
+            text,
+            excluded_ids=lm.special_ids,
+            limits={Site(1): parts.norm_limit},
         )
-    numbers = [result[f"ce_{name}"] for name in ("clean", "sae", "zero", "recovered")]
-    assert numbers == pytest.approx([found.clean, found.sae, found.zero, found.recovered], rel=1e-4)
+    numbers = [result[name] for name in ("ce_clean", "ce_sae", "ce_zero", "ce_recovered", "kl")]
+    expected = [found.clean, found.sae, found.zero, found.recovered, found.kl]
+    assert numbers == pytest.approx(expected, rel=1e-4)
     assert not 0.8 < result["scale_folded"] < 1.25
 
 
@@ -216,8 +222,192 @@ def test_a_training_that_ended_early_becomes_the_sae_of_its_checkpoint(
     config = json.loads((artifact.path / "cfg.json").read_text())
     assert config["metadata"]["mistudio"]["ended_at_step"] == done
     assert artifact.manifest["ended_at_step"] == done
-    kept = load_file(max((shelf.folder / "train" / "checkpoints").glob("step_*")) / "state.safetensors")
+    kept = load_file(max((shelf.folder / "train" / "checkpoints").glob("step_*")) / "0.safetensors")
     torch.testing.assert_close(load_sae(artifact.path).W_dec * result["scale_folded"], kept["W_dec"])
+
+
+# Several SAEs, and straight from the model ------------------------------------------------------------
+VARIANTS = [{"k": 4}, {"k": 2, "d_sae": 32, "name": "small"}, {"lr": 1e-3, "seed": 3}]
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    ours, theirs = (load_file(folder / "sae_weights.safetensors") for folder in (one, other))
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.usefixtures("model")
+def test_several_saes_from_one_reading_are_each_what_they_are_alone(shelf: Shelf, import_root: Path) -> None:
+    extract(shelf, import_root)
+    result, context, _ = train(shelf, k=8, variants=VARIANTS, ce_tokens=300, tokens=3200)
+    names = [sae["name"] for sae in result["saes"]]
+    assert names == ["k 4", "small", "lr 0.001, seed 3"]
+    metrics = set(context.metrics[-1][1])
+    assert metrics == {"tokens_per_s"} | {
+        f"{key}[{name}]" for key in ("loss", "fvu", "l0", "dead_fraction", "lr") for name in names
+    }
+    made = [shelf.named(sae["artifact"]) for sae in result["saes"]]
+    for variant, item, facts in zip(VARIANTS, made, result["saes"], strict=True):
+        own = {key: value for key, value in variant.items() if key != "name"}
+        alone, *_ = train(
+            shelf, job_name=item.id, **({"k": 8} | own), order_seed=0, ce_tokens=300, tokens=3200
+        )
+        assert same_weights(item.path, shelf.named(alone["artifact"]).path)
+        same = ("fvu", "l0", "cosine", "norm_ratio", "ce_recovered", "kl", "dead_fraction", "heldout_tokens")
+        assert {key: facts[key] for key in same} == pytest.approx({key: alone[key] for key in same}, rel=1e-9)
+        assert item.manifest["name"] == facts["name"]
+    histogram = json.loads((context.out / "firing_histogram.json").read_text())
+    assert [(one["name"], sum(one["counts"])) for one in histogram["series"]] == list(
+        zip(names, (64, 32, 64), strict=True)
+    )
+    json.dumps([result, *[item.manifest for item in made]], allow_nan=False)
+
+
+@pytest.mark.usefixtures("model")
+def test_several_saes_that_ended_early_are_all_kept(shelf: Shelf, import_root: Path) -> None:
+    extract(shelf, import_root)
+    with pytest.raises(Stopped):
+        train(shelf, variants=VARIANTS[:2], stop_after=8)
+    result, *_ = train(shelf, variants=VARIANTS[:2], finalize=True)
+    assert {(0 < sae["ended_at_step"] < 200, sae["steps_total"]) for sae in result["saes"]} == {(True, 200)}
+    assert [shelf.named(sae["artifact"]).manifest["d_sae"] for sae in result["saes"]] == [64, 32]
+
+
+@pytest.mark.usefixtures("model")
+def test_one_of_several_that_diverges_is_told_and_the_others_are_made(
+    shelf: Shelf, import_root: Path
+) -> None:
+    extract(shelf, import_root)
+    variants = [{"k": 4}, {"name": "wild", "lr": 1.0}]
+    with pytest.MonkeyPatch.context() as patch:
+        break_where_lr_is(1.0, patch)
+        result, *_ = train(shelf, variants=variants, checkpoint_every=10)
+    good, bad = result["saes"]
+    assert "error" not in good and shelf.named(good["artifact"])
+    assert "step 26;" in bad["error"]
+    assert (bad["ended_at_step"], bad["fvu"] > 0) == (20, True)
+    assert load_sae(shelf.named(bad["artifact"]).path).d_sae == 64
+
+
+def break_where_lr_is(lr: float, patch: pytest.MonkeyPatch) -> None:
+    """NaN in the weights of one training after 25 steps."""
+    from jobs.interp.sae.train import Training
+
+    inner = Training.advance
+
+    def advance(self: Training, batch: torch.Tensor) -> None:
+        if self.settings.lr == lr and self.step == 25:
+            with torch.no_grad():
+                self.sae.W_dec.fill_(float("nan"))
+        inner(self, batch)
+
+    patch.setattr(Training, "advance", advance)
+
+
+def train_live(shelf: Shelf, root: Path, **params: Any) -> Any:
+    given = {"model": "ll", "corpus": str(root / "text.txt"), "site": {"block": 1}, "context_size": 16}
+    given |= {"d_sae": 64, "k": 4, "tokens": 6400, "batch_size": 64, "lr": 5e-3, "max_tokens": 2000}
+    return run(
+        TRAIN, shelf, job=params.pop("job_name", "live"), **(given | {"checkpoint_every": 50} | params)
+    )
+
+
+@pytest.mark.usefixtures("model")
+def test_straight_from_the_model_is_as_from_stored_activations(shelf: Shelf, import_root: Path) -> None:
+    extract(shelf, import_root)
+    stored, *_ = train(shelf, outlier_ratio=None, tokens=6400)
+    live, *_ = train_live(shelf, import_root, outlier_ratio=None)
+    same = (
+        "fvu",
+        "l0",
+        "ce_clean",
+        "ce_sae",
+        "ce_recovered",
+        "kl",
+        "scale_folded",
+        "train_tokens",
+        "heldout_tokens",
+    )
+    assert {key: live[key] for key in same} == pytest.approx({key: stored[key] for key in same}, rel=2e-2)
+    assert live["train_tokens"] == stored["train_tokens"]
+    assert (live["ce_clean"], live["scale_folded"]) == pytest.approx(
+        (stored["ce_clean"], stored["scale_folded"]), rel=1e-5
+    )
+    ours, theirs = (load_sae(shelf.named(result["artifact"]).path) for result in (live, stored))
+    assert (ours.W_dec - theirs.W_dec).norm() < 0.02 * theirs.W_dec.norm()
+    one, other = (
+        json.loads((shelf.named(r["artifact"]).path / "cfg.json").read_text()) for r in (live, stored)
+    )
+    told = (
+        "hook_name",
+        "hf_hook_name",
+        "context_size",
+        "prepend_bos",
+        "exclude_special_tokens",
+        "dataset_path",
+    )
+    assert {key: one["metadata"][key] for key in told} == {key: other["metadata"][key] for key in told}
+    assert one["metadata"]["mistudio"]["model"] == other["metadata"]["mistudio"]["model"]
+    assert live["artifact"] == "ll-text-b1-topk-64-k4"
+    assert (shelf.folder / "live" / "checkpoints" / "measured.json").is_file()
+
+
+@pytest.mark.usefixtures("model")
+def test_straight_from_the_model_goes_on_to_the_same_weights(shelf: Shelf, import_root: Path) -> None:
+    straight, *_ = train_live(shelf, import_root, job_name="straight")
+    stopped = 40
+    with pytest.raises(Stopped):
+        train_live(shelf, import_root, stop_after=stopped)
+    again, *_ = train_live(shelf, import_root)
+    assert same_weights(*(shelf.named(result["artifact"]).path for result in (straight, again)))
+    for result in (straight, again):
+        assert result["fvu"] == straight["fvu"]
+
+
+EVERY = [
+    {"architecture": "topk", "k": 4},
+    {"architecture": "batchtopk", "k": 4},
+    {"architecture": "matryoshka_batchtopk", "k": 4},
+    {"architecture": "standard", "l1": 0.5},
+    {"architecture": "jumprelu", "l0": 0.5},
+    {"architecture": "gated", "l1": 0.5},
+    {"architecture": "transcoder", "l1": 0.5, "site": {"block": 1, "site": "mlp_in"}},
+    {"architecture": "skip_transcoder", "l1": 0.5, "site": {"block": 1, "site": "mlp_out"}},
+]
+
+
+@pytest.mark.usefixtures("model")
+def test_every_architecture_is_trained_measured_and_finalized(shelf: Shelf, import_root: Path) -> None:
+    """All eight in one job, straight from the model; stopped on the way and made of what there was, too."""
+    asked = {"variants": EVERY, "target_l0": 4, "ce_tokens": 300, "tokens": 6400}
+    with pytest.raises(Stopped):
+        train_live(shelf, import_root, stop_after=60, **asked)
+    early, *_ = train_live(shelf, import_root, finalize=True, **asked)
+    result, *_ = train_live(shelf, import_root, **asked)
+    assert [sae["architecture"] for sae in result["saes"]] == [each["architecture"] for each in EVERY]
+    for before, sae in zip(early["saes"], result["saes"], strict=True):
+        assert 0 < before["ended_at_step"] < 100
+        assert "ended_at_step" not in sae
+        loaded = load_sae(shelf.named(sae["artifact"]).path)
+        assert (loaded.d_sae, loaded.d_in, loaded.d_out) == (64, 16, 16)
+        assert 0 < sae["fvu"] < 0.9, sae
+        assert 0 < sae["l0"] < 64
+        assert sae["kl"] >= 0 and sae["ce_clean"] > 0
+    transcoder = result["saes"][6]
+    config = json.loads((shelf.named(transcoder["artifact"]).path / "cfg.json").read_text())
+    assert (transcoder["site"], transcoder["site_out"]) == (
+        "blocks.1.ln2.hook_normalized",
+        "blocks.1.hook_mlp_out",
+    )
+    assert config["metadata"]["hook_name_out"] == "blocks.1.hook_mlp_out"
+    assert config["d_out"] == 16
+
+
+@pytest.mark.usefixtures("model")
+def test_it_stops_while_the_model_reads(shelf: Shelf, import_root: Path) -> None:
+    """Before the first step there is nothing to keep, and nothing is broken."""
+    with pytest.raises(Stopped):
+        train_live(shelf, import_root, stop_after=4)
+    assert train_live(shelf, import_root)[0]["fvu"] < 0.5
 
 
 @pytest.mark.usefixtures("model")

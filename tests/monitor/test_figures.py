@@ -44,6 +44,53 @@ def test_a_file_that_is_no_histogram_is_left_out(text: str, trained: Job) -> Non
     assert figures.result_figures(trained) == []
 
 
+SEVERAL: dict[str, Any] = {"edges": HISTOGRAM["edges"], "series": []}
+SEVERAL["series"] = [{"name": "k 8", "counts": [3, 0, 4, 5]}, {"name": "k 16", "counts": [1, 0, 0, 11]}]
+
+
+def test_several_histograms_are_one_figure_that_plotly_accepts(trained: Job) -> None:
+    (paths.job_folder(trained) / "out" / "firing_histogram.json").write_text(json.dumps(SEVERAL))
+    [figure] = figures.result_figures(trained)
+    go.Figure(figure["figure"])
+    traces = figure["figure"]["data"]
+    assert [(trace["name"], trace["y"]) for trace in traces] == [
+        ("k 8 · 3 never", [4, 5]),
+        ("k 16 · 1 never", [0, 11]),
+    ]
+    assert {trace["type"] for trace in traces} == {"scatter"}
+
+
+SAES: list[dict[str, Any]] = [
+    {"name": "k 8", "artifact": "a", "site": "blocks.1.hook_resid_post", "architecture": "topk", "d_sae": 64}
+    | {
+        "fvu": 0.1234,
+        "l0": 8.0,
+        "dead_fraction": 0.25,
+        "cosine": 0.97,
+        "norm_ratio": 0.91,
+        "ce_recovered": 0.98,
+    },
+    {"name": "wild", "site": "blocks.1.hook_resid_post", "architecture": "topk", "d_sae": 64}
+    | {"error": "The loss became NaN or infinite at step 13; lower the learning rate."},
+]
+
+
+def test_several_saes_are_a_table_with_what_became_of_each(alice: User, trained: Job) -> None:
+    trained.result = {
+        "saes": SAES,
+        "ce_clean": 3.2,
+        "ce_tokens": 500,
+        "saturated": "The penalty is saturated.",
+    }
+    trained.save()
+    client = Client()
+    client.force_login(alice, backend="django.contrib.auth.backends.ModelBackend")
+    page = client.get(f"/jobs/{trained.pk}/").content.decode()
+    for words in ("0.1234", "25 %", "0.91", "NaN or infinite at step 13", "The penalty is saturated."):
+        assert words in page
+    assert "&#x27;name&#x27;" not in page and "{'name'" not in page  # the list itself is not printed beside
+
+
 def test_quality_is_shown_large_and_the_rest_below() -> None:
     result: dict[str, Any] = {
         "fvu": 0.05,

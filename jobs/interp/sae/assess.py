@@ -1,15 +1,19 @@
-"""The numbers that a finished SAE is judged by, on text that its training never saw."""
+"""The numbers that finished SAEs are judged by, on text that their training never saw."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
-from jobs.interp.reading import Split
-from jobs.interp.sae.metrics import CrossEntropy, Quality, limited, log10_frequency, quality
+from jobs.interp.errors import Stopped
+from jobs.interp.live import View
+from jobs.interp.sae.metrics import Measure, Quality, limited, log10_frequency
+from jobs.interp.sae.sources import HELDOUT_VECTORS, Source
+from jobs.interp.sae.splice import CrossEntropy
 from jobs.interp.sae.train import Training
-from jobs.interp.sizes import MEASURED_ROWS
 
 #: Training tokens that firing frequencies are taken over: enough for one in a thousand.
 FREQUENCY_TOKENS = 65_536
@@ -18,14 +22,13 @@ FREQUENCY_TOKENS = 65_536
 @dataclass(frozen=True)
 class Report:
     """`heldout`: reconstruction of held-out vectors; `usage`: firing over training vectors; `loss` as in
-    training.
+    training: in normalised space, summed over dimensions.
     """
 
     heldout: Quality
     usage: Quality
     loss: float
-    train_tokens: int
-    dropped_outliers: int
+    facts: Mapping[str, int]
     entropy: CrossEntropy | None = None
 
     @property
@@ -42,30 +45,61 @@ class Report:
         return replace(self, entropy=entropy)
 
     def numbers(self) -> dict[str, float | int | None]:
-        """For the job's result and the manifest. `loss`: held-out, in normalised space, summed over d_in."""
+        """For the job's result and the manifest."""
         entropy = self.entropy
         return {
             "loss": self.loss,
             "fvu": self.heldout.fvu,
             "explained_variance": self.heldout.explained_variance,
             "l0": self.heldout.l0,
+            "cosine": self.heldout.cosine,
+            "norm_ratio": self.heldout.norm_ratio,
             "dead_fraction": self.dead_fraction,
             "dead_over_tokens": self.usage.tokens,
             "heldout_tokens": self.heldout.tokens,
-            "train_tokens": self.train_tokens,
-            "dropped_outliers": self.dropped_outliers,
+            **self.facts,
             "ce_recovered": entropy.recovered if entropy else None,
             "ce_clean": entropy.clean if entropy else None,
             "ce_sae": entropy.sae if entropy else None,
             "ce_zero": entropy.zero if entropy else None,
+            "kl": entropy.kl if entropy else None,
             "ce_tokens": entropy.tokens if entropy else 0,
         }
 
 
-def assess(training: Training, split: Split) -> Report:
-    """Measure the SAE of a finished training, on the training's device, against both parts of `split`."""
-    sae = training.sae.folded(training.scale)
-    heldout = quality(sae, split.heldout.batches(MEASURED_ROWS))
-    usage = quality(sae, limited(split.train.batches(MEASURED_ROWS), FREQUENCY_TOKENS))
-    loss = heldout.squared_error * training.scale**2
-    return Report(heldout, usage, loss, len(split.train), split.dropped_outliers)
+def assess(
+    trainings: Mapping[int, Training],
+    views: Mapping[int, View],
+    source: Source,
+    *,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> dict[int, Report]:
+    """Measure the SAEs of finished trainings where they are, against both parts of the data; each part is read once for
+    all that share a view."""
+    reports: dict[int, Report] = {}
+    for view in dict.fromkeys(views[number] for number in trainings):
+        those = {number: training for number, training in trainings.items() if views[number] == view}
+        heldout = measured(those, limited(source.heldout(view), HELDOUT_VECTORS), should_stop)
+        usage = measured(those, limited(source.training(view), FREQUENCY_TOKENS), should_stop)
+        for number, training in those.items():
+            loss = heldout[number].squared_error * training.scales[-1] ** 2
+            reports[number] = Report(heldout[number], usage[number], loss, source.facts(view))
+    return dict(sorted(reports.items()))
+
+
+def measured(
+    trainings: Mapping[int, Training], batches: Iterable[Tensor], should_stop: Callable[[], bool]
+) -> dict[int, Quality]:
+    """Quality of every SAE over the same vectors."""
+    measures = {number: Measure(training.folded()) for number, training in trainings.items()}
+    for batch in unstopped(batches, should_stop):
+        for measure in measures.values():
+            measure.add(batch)
+    return {number: measure.quality() for number, measure in measures.items()}
+
+
+def unstopped(batches: Iterable[Tensor], should_stop: Callable[[], bool]) -> Iterator[Any]:
+    for batch in batches:
+        if should_stop():
+            raise Stopped("Stopped while the SAEs were measured.")
+        yield batch

@@ -7,20 +7,13 @@ is another number (F21). Streams: batches of any size give the same value.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from jobs.interp.errors import Stopped
-from jobs.interp.hooks import capture, replacing
-from jobs.interp.models import LanguageModel
 from jobs.interp.sae.architectures import SAE
-from jobs.interp.site import Site
-from jobs.interp.tokens import Batch, kept
 
 
 class Fvu:
@@ -46,12 +39,14 @@ class Fvu:
 
 @dataclass(frozen=True)
 class Quality:
-    """`squared_error`: |x - x_hat|^2 per token; `l0`: live latents per token; `firings [d_sae]`: how often
-    each fired.
+    """Means over tokens. `squared_error`: |y - y_hat|^2; `cosine` of y and y_hat; `norm_ratio`: |y_hat| / |y|, below 1
+    where the SAE shrinks; `l0`: live latents; `firings [d_sae]`: how often each fired.
     """
 
     fvu: float
     squared_error: float
+    cosine: float
+    norm_ratio: float
     l0: float
     tokens: int
     firings: Tensor
@@ -61,18 +56,46 @@ class Quality:
         return 1 - self.fvu
 
 
-@torch.no_grad()
+class Measure:
+    """Sums of one SAE on raw vectors, over batches of any size."""
+
+    def __init__(self, sae: SAE) -> None:
+        self.sae, self.fvu = sae, Fvu()
+        self.firings = torch.zeros(sae.d_sae, dtype=torch.long, device=sae.b_dec.device)
+        self.cosine = self.ratio = 0.0
+
+    @torch.no_grad()
+    def add(self, rows: Tensor) -> None:
+        """Shapes: `[n, d_in]`, of a transcoder input and target side by side, `[n, d_in + d_out]`."""
+        rows = rows.to(self.sae.b_dec.device)
+        x, target = rows[:, : self.sae.d_in], rows[:, -self.sae.d_out :]
+        found, firings = self.sae.reconstruct(x)
+        self.fvu.add(target, found)
+        lengths, ours = target.double().norm(dim=1), found.double().norm(dim=1)
+        products = (target.double() * found.double()).sum(1)
+        self.cosine += (products / (lengths * ours).clamp(min=1e-12)).sum().item()
+        self.ratio += (ours / lengths.clamp(min=1e-12)).sum().item()
+        self.firings += firings
+
+    def quality(self) -> Quality:
+        n = self.fvu.n
+        return Quality(
+            fvu=self.fvu.value(),
+            squared_error=self.fvu.residual.item() / n,
+            cosine=self.cosine / n,
+            norm_ratio=self.ratio / n,
+            l0=self.firings.sum().item() / n,
+            tokens=n,
+            firings=self.firings.cpu(),
+        )
+
+
 def quality(sae: SAE, batches: Iterable[Tensor]) -> Quality:
-    """Measure `sae` on raw activations. Shapes: each batch `[n, d_in]`."""
-    fvu, firings = Fvu(), torch.zeros(sae.d_sae, dtype=torch.long, device=sae.b_dec.device)
+    """Measure `sae` on raw vectors. Shapes: as `Measure.add`'s."""
+    measure = Measure(sae)
     for batch in batches:
-        x = batch.to(sae.b_dec.device)
-        x_hat, fired = sae.reconstruct(x)
-        fvu.add(x, x_hat)
-        firings += fired
-    return Quality(
-        fvu.value(), fvu.residual.item() / fvu.n, firings.sum().item() / fvu.n, fvu.n, firings.cpu()
-    )
+        measure.add(batch)
+    return measure.quality()
 
 
 def log10_frequency(firings: Tensor, tokens: int) -> Tensor:
@@ -80,91 +103,6 @@ def log10_frequency(firings: Tensor, tokens: int) -> Tensor:
     `sparsity.safetensors`).
     """
     return torch.log10(firings / tokens + 1e-10).float()
-
-
-@dataclass(frozen=True)
-class CrossEntropy:
-    """Loss per predicted token in nats: as the model is, with the SAE's reconstruction, with zeros in its
-    place.
-    """
-
-    clean: float
-    sae: float
-    zero: float
-    tokens: int
-
-    @property
-    def recovered(self) -> float:
-        """(zero - sae) / (zero - clean): 1 when the SAE changes nothing, 0 when it is as bad as zeros."""
-        return (self.zero - self.sae) / (self.zero - self.clean)
-
-
-@torch.no_grad()
-def cross_entropy(
-    model: LanguageModel,
-    site: Site,
-    reconstruct: Callable[[Tensor], Tensor],
-    batches: Iterable[Batch],
-    *,
-    excluded_ids: Iterable[int] = (),
-    norm_limit: float | None = None,
-    on_batch: Callable[[int], None] = lambda tokens: None,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> CrossEntropy:
-    """Splice `reconstruct` into `model` at `site` on held-out text and compare losses.
-
-    Only positions that an SAE is made for are replaced: real tokens, not excluded by id, not longer than
-    `norm_limit` (attention sinks). `reconstruct` takes and returns `[n, d_model]`. Three forward passes per
-    batch.
-    """
-    totals = dict.fromkeys(("clean", "sae", "zero"), 0.0)
-    tokens = 0
-    for batch in batches:
-        if should_stop():
-            raise Stopped("Stopped while the loss on held-out text was measured.")
-        inputs = batch.model_inputs(model.device)
-        chosen = kept(inputs["input_ids"], inputs["attention_mask"], excluded_ids)
-        if norm_limit is not None:
-            values = capture(model.model, [site], **inputs)[site]
-            chosen &= values.float().norm(dim=-1) <= norm_limit
-        changes = {"clean": None, "sae": _at(chosen, reconstruct), "zero": _at(chosen, torch.zeros_like)}
-        for name, change in changes.items():
-            totals[name] += _summed_loss(model, site, change, inputs)
-        tokens += int(_predicted(inputs["attention_mask"]).sum())
-        on_batch(tokens)
-    return CrossEntropy(**{name: total / tokens for name, total in totals.items()}, tokens=tokens)
-
-
-def _at(chosen: Tensor, change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """`change` applied to chosen positions only. Shapes: `chosen [batch, seq]`, stream `[batch, seq,
-    d_model]`.
-    """
-
-    def changed(stream: Tensor) -> Tensor:
-        stream = stream.clone()
-        stream[chosen] = change(stream[chosen].float()).to(stream.dtype)
-        return stream
-
-    return changed
-
-
-def _summed_loss(
-    model: LanguageModel, site: Site, change: Callable[[Tensor], Tensor] | None, inputs: dict[str, Tensor]
-) -> float:
-    with replacing(model.model, site, change) if change else nullcontext():
-        logits = model.model(**inputs, use_cache=False).logits[:, :-1]
-    total = 0.0
-    real, targets = _predicted(inputs["attention_mask"]), inputs["input_ids"][:, 1:]
-    for row, there, wanted in zip(
-        logits, real, targets, strict=True
-    ):  # a batch's scores once, not three times
-        total += F.cross_entropy(row[there].float(), wanted[there], reduction="sum").item()
-    return total
-
-
-def _predicted(mask: Tensor) -> Tensor:
-    """Which tokens follow a real one, so that a prediction of them counts. Shapes: → `[batch, seq - 1]` bool."""
-    return (mask[:, 1:] * mask[:, :-1]).bool()
 
 
 def histogram(log10_frequencies: Tensor, bins: int = 50) -> dict[str, list[float]]:

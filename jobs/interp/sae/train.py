@@ -1,246 +1,210 @@
-"""Train a TopK SAE on a shuffled stream of activations.
+"""The training of one SAE: weights, optimizer, counters, and one step of them.
 
-Reproducible and resumable: every batch is a function of (seed, step), the learning rate of the step, and a
-checkpoint holds weights, Adam's moments and the counters. On a CPU a resumed run ends with the same bits as
-one that was never interrupted. Data are scaled to mean length sqrt(d_in) first, so that learning rate and
-losses mean the same for any layer; `finished` folds the scale back, so nobody downstream needs to know.
+Reproducible and resumable: every batch is a function of (seed, step), the learning rate and the sparsity weight of
+the step, and what is saved holds weights, Adam's moments and the counters. On a CPU a resumed run ends with the same
+bits as one that was never interrupted. Data are scaled to mean length sqrt(d) first, so that learning rate and losses
+mean the same for any layer; `finished` folds the scale back, so nobody downstream needs to know.
 
-Cost per step: one encoder product (batch * d_in * d_sae) and about half as much again.
+Cost per step of TopK: one encoder product (batch * d_in * d_sae) and about half as much again.
 """
 
 from __future__ import annotations
 
-import logging
 import math
-import shutil
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
-from jobs.interp.errors import NonFinite, Stopped, Unusable
-from jobs.interp.files import TEMPORARY, read_json, whole_folder, write_json, write_tensors
-from jobs.interp.sae.architectures import SAE, Aux, Options, Step, Weights, begin, shaped
+from jobs.interp.errors import NonFinite, Unusable
+from jobs.interp.sae.architectures import SAE, Step, Weights, begin, shaped
+from jobs.interp.sae.resample import resample
+from jobs.interp.sae.settings import EPSILON, Settings
 
-logger = logging.getLogger(__name__)
-Metrics = Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What shapes a training. `tokens`, `dead_after_tokens` in tokens; `*_every` in steps; fractions of all
-    steps.
-    """
-
-    d_sae: int
-    k: int
-    tokens: int
-    lr: float = 5e-4
-    batch_size: int = 4096
-    seed: int = 0
-    aux_k: int | None = None  # None: half of d_in, Gao et al. 2024 appendix B.1
-    aux_coefficient: float = 1 / 32
-    dead_after_tokens: int | None = None  # None: a tenth of the run, at most the paper's ten million
-    warmup_fraction: float = 0.05
-    decay_fraction: float = 0.2
-    checkpoint_every: int = 500
-    log_every: int = 10
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        return tuple(field.name for field in fields(cls))
-
-    @property
-    def options(self) -> Options:
-        return Options(architecture="topk", k=self.k)
-
-    @property
-    def steps(self) -> int:
-        return max(1, self.tokens // self.batch_size)
-
-    @property
-    def dead_after(self) -> int:
-        return self.dead_after_tokens or min(10_000_000, max(self.batch_size, self.tokens // 10))
-
-    def aux(self, d_in: int) -> Aux:
-        return Aux(self.aux_k if self.aux_k is not None else max(1, d_in // 2), self.aux_coefficient)
-
-    def lr_at(self, step: int) -> float:
-        """Learning rate of a step (from 0): linear up, constant, linear down to almost 0 at the last step."""
-        warmup = max(1, round(self.warmup_fraction * self.steps))
-        decay = max(1, round(self.decay_fraction * self.steps))
-        return self.lr * min(1.0, (step + 1) / warmup, (self.steps - step) / decay)
+Metrics = dict[str, float]
+#: Rows that biases and thresholds are begun from.
+SAMPLE_ROWS = 16_384
 
 
 class Stream(Protocol):
-    """Endless batches that depend on the step alone."""
+    """Endless batches that depend on the step alone. Shapes: `[n, d_in]`, of a transcoder `[n, d_in + d_out]`."""
 
     def batch(self, step: int) -> Tensor: ...
 
 
 class Training:
-    """The state of one training: weights, optimizer, counters. Advance it with `run`."""
+    """The state of one training. `scales`: of the input and of the target, one where they are the same."""
 
-    def __init__(self, sae: SAE, settings: Settings, scale: float, *, device: str = "cpu") -> None:
-        self.sae, self.settings, self.scale, self.device = sae.to(device), settings, scale, device
-        self.aux = settings.aux(sae.d_in)
+    def __init__(self, sae: SAE, settings: Settings, scales: Sequence[float], *, device: str = "cpu") -> None:
+        self.sae, self.settings, self.scales, self.device = sae.to(device), settings, tuple(scales), device
         self.step = 0
         self.tokens_since_fired = torch.zeros(sae.d_sae, dtype=torch.long, device=device)
         # fused: one pass over the weights; about a third of the time of the default
         self.adam = torch.optim.Adam(
-            sae.parameters(), lr=settings.lr, betas=(0.9, 0.999), eps=6.25e-10, fused=True
+            sae.parameters(), lr=settings.lr, betas=settings.betas, eps=EPSILON, fused=True
         )
-        self._window = _Window(device)
+        self.aux = settings.aux(sae.d_out)
+        self.window = Window(device)
 
     @classmethod
-    def begin(cls, settings: Settings, stream: Stream, mean_norm: float, *, device: str = "cpu") -> Training:
-        """A new training on data of `mean_norm` mean length; `b_dec` starts as the mean of the first
-        batches.
+    def begin(
+        cls, settings: Settings, sample: Tensor, mean_norms: Sequence[float], *, device: str = "cpu"
+    ) -> Training:
+        """A new training on data of so long vectors in the mean; biases and thresholds come of the sample.
+
+        Shapes: as the stream's.
         """
-        count = _batches_for_mean(settings)
-        rows = torch.cat([stream.batch(step).float() for step in range(count)])  # [n, d_in]
-        d_in = rows.shape[1]
-        scale = math.sqrt(d_in) / mean_norm
-        sample = rows.mul_(scale)
+        rows = sample.float()
+        widths = [rows.shape[1] // len(mean_norms)] * len(mean_norms)
+        scales = [math.sqrt(width) / norm for width, norm in zip(widths, mean_norms, strict=True)]
+        x, target = _sides(rows, scales)
         sae = begin(
-            settings.options, d_in, d_in, settings.d_sae, seed=settings.seed, sample=sample, target=sample
+            settings.options,
+            x.shape[1],
+            target.shape[1],
+            settings.d_sae,
+            seed=settings.seed,
+            sample=x,
+            target=target,
         )
-        return cls(sae, settings, scale, device=device)
+        return cls(sae, settings, scales, device=device)
 
     @property
     def dead(self) -> Tensor:
         """Latents that have not fired for `dead_after` tokens. Shapes: `[d_sae]` bool."""
         return self.tokens_since_fired >= self.settings.dead_after
 
-    def run(
-        self,
-        stream: Stream,
-        checkpoints: Path | None = None,
-        *,
-        on_progress: Callable[[int, int, Metrics], None] = lambda *_: None,
-        should_stop: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """Train to the last step. `on_progress(step, total, metrics)` every `log_every` steps and at the end.
-
-        Raises `Stopped` after writing a checkpoint when `should_stop()`, `NonFinite` naming the step of the
-        first loss that is not a number.
-        """
-        total = self.settings.steps
-        while self.step < total:
-            if should_stop():
-                self._keep(checkpoints)
-                raise Stopped(f"Stopped before step {self.step + 1} of {total}.")
-            self._advance(stream.batch(self.step))
-            if self.step % self.settings.log_every == 0 or self.step in (1, total):
-                on_progress(self.step, total, self._window.read(self))
-            if self.step % self.settings.checkpoint_every == 0 or self.step == total:
-                self._keep(checkpoints)
-
-    def finished(self) -> SAE:
-        """The SAE for raw activations, scale folded in, on the CPU."""
-        return self.sae.folded(self.scale).cpu()
-
-    def save(self, folder: Path) -> None:
-        """Write everything that the next step depends on, complete or not at all."""
-        with whole_folder(folder) as temporary:
-            write_tensors(temporary / "state.safetensors", self._tensors())
-            state = {"step": self.step, "scale": self.scale.hex(), "settings": asdict(self.settings)}
-            write_json(temporary / "state.json", state)
-
-    @classmethod
-    def resume(cls, folder: Path, settings: Settings, *, device: str = "cpu") -> Training:
-        """The training saved in `folder`. Raises `Unusable` when it was made with other settings."""
-        state = read_json(folder / "state.json")
-        if differing := {
-            key for key, value in asdict(settings).items() if state["settings"].get(key) != value
-        }:
-            raise Unusable(f"The checkpoint was made with another {', '.join(sorted(differing))}.")
-        tensors = load_file(folder / "state.safetensors")
-        d_sae, d_in = tensors["encoder"].shape
-        sae = shaped(settings.options, d_in, d_in, d_sae)
-        training = cls(sae, settings, float.fromhex(state["scale"]), device=device)
-        training._restore(tensors, state["step"])
-        return training
-
-    def _advance(self, batch: Tensor) -> None:
-        x = batch.to(self.device) * self.scale
+    def advance(self, batch: Tensor) -> None:
+        """One step. Shapes: as the stream's."""
+        settings = self.settings
+        x, target = _sides(batch.to(self.device).float(), self.scales)
+        if settings.resamples_at(self.step):
+            self.window.resampled += resample(self, x, target)
         for group in self.adam.param_groups:
-            group["lr"] = self.settings.lr_at(self.step)
-        found = self.sae.backward(x, x, Weights(0.0, self.dead, self.aux))
+            group["lr"] = settings.lr_at(self.step)
+        weights = Weights(settings.sparsity_at(self.step), self.dead, self.aux)
+        found = self.sae.backward(x, target, weights)
         self.sae.project()
+        if settings.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.sae.parameters(), settings.clip_norm)
         self.adam.step()
         self.adam.zero_grad()  # or the next step's gradients would stand beside these
         self.sae.after_step()
-        self._count(found, len(x))
-        self.step += 1
-        self._window.add(self.step, x, found)
-
-    def _count(self, found: Step, tokens: int) -> None:
-        self.tokens_since_fired += tokens
+        self.tokens_since_fired += len(x)
         self.tokens_since_fired.masked_fill_(found.firings > 0, 0)
+        self.step += 1
+        self.window.add(self.step, target, found)
 
-    def _keep(self, checkpoints: Path | None) -> None:
-        if checkpoints is not None:
-            self._window.require_finite()
-            self.save(checkpoints / f"step_{self.step:09d}")
-            logger.info("checkpoint after step %d", self.step)
-            for old in saved(checkpoints)[:-2]:
-                shutil.rmtree(old)
+    def metrics(self) -> Metrics:
+        """Means since the last reading. Raises `NonFinite` when a loss was not a number."""
+        return self.window.read() | {
+            "dead_fraction": self.dead.double().mean().item(),
+            "lr": self.settings.lr_at(self.step - 1),
+        }
 
-    def _tensors(self) -> dict[str, Tensor]:
-        tensors = {"tokens_since_fired": self.tokens_since_fired, **self.sae.state_dict()}
+    def finished(self) -> SAE:
+        """The SAE for raw activations, scales folded in, on the CPU."""
+        return self.folded().cpu()
+
+    def folded(self) -> SAE:
+        """The same where the training is."""
+        return self.sae.folded(*self.scales)
+
+    def state(self) -> dict[str, Any]:
+        """What `tensors` does not say, as JSON."""
+        return {
+            "step": self.step,
+            "scales": [scale.hex() for scale in self.scales],
+            "d_out": self.sae.d_out,
+            "settings": self.settings.as_dict(),
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that the next step depends on, by name."""
+        tensors: dict[str, Tensor] = {"tokens_since_fired": self.tokens_since_fired}
+        tensors |= dict(self.sae.state_dict())
         for name, weight in self.sae.named_parameters():
             moments = self.adam.state.get(weight, {})
             tensors |= {f"adam.{name}.{moment}": value for moment, value in moments.items()}
         return tensors
 
-    def _restore(self, tensors: dict[str, Tensor], step: int) -> None:
-        self.step = step
-        self.tokens_since_fired.copy_(tensors["tokens_since_fired"])
-        self.sae.load_state_dict({name: tensors[name] for name in self.sae.state_dict()})
-        for name, weight in self.sae.named_parameters():
+    @classmethod
+    def restored(
+        cls,
+        settings: Settings,
+        state: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        *,
+        device: str = "cpu",
+    ) -> Training:
+        """The training of `state` and `tensors`. Raises `Unusable` when it was made with other settings."""
+        kept = state["settings"]
+        if differing := {key for key, value in settings.as_dict().items() if kept.get(key) != value}:
+            raise Unusable(f"The checkpoint was made with another {', '.join(sorted(differing))}.")
+        d_sae, d_in = tensors["encoder"].shape
+        sae = shaped(settings.options, d_in, state["d_out"], d_sae)
+        training = cls(sae, settings, [float.fromhex(scale) for scale in state["scales"]], device=device)
+        training.step = state["step"]
+        training.tokens_since_fired.copy_(tensors["tokens_since_fired"])
+        sae.load_state_dict({name: tensors[name] for name in sae.state_dict()})
+        for name, weight in sae.named_parameters():
             prefix = f"adam.{name}."
             moments = {key.removeprefix(prefix): tensors[key] for key in tensors if key.startswith(prefix)}
             if moments:
-                self.adam.state[weight] = {key: value.to(self.device) for key, value in moments.items()}
+                training.adam.state[weight] = {key: value.to(device) for key, value in moments.items()}
+        return training
 
 
-class _Window:
-    """Sums since the last report, on the device; the host reads them only when there is something to
-    report.
-    """
+def sampled(streams: Sequence[Stream], settings: Settings) -> list[Tensor]:
+    """The first rows of each stream, read in step; one that is named twice is read once. Shapes: as the streams'."""
+    count = min(settings.steps, max(1, SAMPLE_ROWS // settings.batch_size))
+    parts: dict[int, list[Tensor]] = {id(stream): [] for stream in streams}
+    for step in range(count):
+        batches = {id(stream): stream.batch(step) for stream in streams}
+        for key, batch in batches.items():
+            parts[key].append(batch)
+    rows = {key: torch.cat(found) for key, found in parts.items()}
+    return [rows[id(stream)] for stream in streams]
+
+
+def _sides(rows: Tensor, scales: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Input and target, scaled; the same tensor where the target is the input. Shapes: → `[n, d_in]`, `[n, d_out]`."""
+    if len(scales) == 1:
+        x = rows * scales[0]
+        return x, x
+    x, target = rows.chunk(2, dim=1)  # both as wide as the model
+    return x * scales[0], target * scales[1]
+
+
+class Window:
+    """Sums since the last report, on the device; the host reads them only when there is something to report."""
 
     def __init__(self, device: str) -> None:
         self.device = device
         self.bad_step = torch.zeros((), dtype=torch.long, device=device)  # 0: none so far
         self._clear()
 
-    def add(self, step: int, x: Tensor, found: Step) -> None:
+    def add(self, step: int, target: Tensor, found: Step) -> None:
         self.steps += 1
-        self.tokens += len(x)
+        self.tokens += len(target)
         self.loss += found.loss
         self.residual += found.error.square().sum()
-        self.variance += (x - x.mean(0)).square().sum()
+        self.variance += (target - target.mean(0)).square().sum()
         self.live += found.live
         here = torch.where(torch.isfinite(found.loss), 0, step)
         self.bad_step = torch.where(self.bad_step == 0, here, self.bad_step)
 
-    def read(self, training: Training) -> dict[str, float]:
+    def read(self) -> Metrics:
         """Means since the last reading. Raises `NonFinite` when a loss was not a number."""
         self.require_finite()
         metrics = {
             "loss": self.loss.item() / self.steps,
             "fvu": (self.residual / self.variance).item(),
             "l0": self.live.item() / self.tokens,
-            "dead_fraction": training.dead.double().mean().item(),
-            "lr": training.settings.lr_at(training.step - 1),
-            "tokens_per_s": self.tokens / max(time.monotonic() - self.began, 1e-9),
         }
+        if self.resampled:
+            metrics["resampled"] = float(self.resampled)
         self._clear()
         return metrics
 
@@ -249,28 +213,6 @@ class _Window:
             raise NonFinite(f"The loss became NaN or infinite at step {step}; lower the learning rate.")
 
     def _clear(self) -> None:
-        self.began, self.steps, self.tokens = time.monotonic(), 0, 0
+        self.steps = self.tokens = self.resampled = 0
         self.loss, self.residual, self.variance = torch.zeros(3, dtype=torch.float64, device=self.device)
         self.live = torch.zeros((), dtype=torch.long, device=self.device)
-
-
-def saved(checkpoints: Path) -> list[Path]:
-    """Complete checkpoints, oldest first."""
-    if not checkpoints.is_dir():
-        return []
-    return sorted(path for path in checkpoints.glob("step_*") if not path.name.startswith(TEMPORARY))
-
-
-def begin_or_resume(
-    settings: Settings, stream: Stream, mean_norm: float, checkpoints: Path, *, device: str = "cpu"
-) -> Training:
-    """Go on from the newest checkpoint, or begin when there is none."""
-    if found := saved(checkpoints):
-        logger.info("going on from %s", found[-1].name)
-        return Training.resume(found[-1], settings, device=device)
-    return Training.begin(settings, stream, mean_norm, device=device)
-
-
-def _batches_for_mean(settings: Settings) -> int:
-    """Enough batches for about 16 384 tokens, but no more than the run has."""
-    return min(settings.steps, max(1, 16_384 // settings.batch_size))
