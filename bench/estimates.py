@@ -18,6 +18,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ from django.conf import settings  # noqa: E402
 
 from gpus import procfs  # noqa: E402
 from jobs import estimates, registry  # noqa: E402
+from jobs.exceptions import HandedOver  # noqa: E402
+from jobs.kind import JobKind  # noqa: E402
 from tests.kinds import fake  # noqa: E402
 
 Case = tuple[str, str, dict[str, Any]]
@@ -71,6 +74,14 @@ def cases(shelf: fake.Shelf) -> Iterator[Case]:
             "model_download",
             {"source": str(folder_of(name)), "dtype": dtype},
         )
+    for name in ("demo", "wide", "deep", "full"):
+        for scheme in ("int8", "nf4"):
+            source = name if name == "demo" else str(folder_of(name))
+            yield (
+                f"quantization, {name} to {scheme}",
+                "model_download",
+                {"source": source, "quantization": scheme},
+            )
     extraction = {"model": MODEL, "sites": [{"block": 8}], "context_size": 128}
     for batch, tokens in ((8, 6_000), (16, 6_000), (64, 16_000), (128, 20_000)):
         name = f"extraction, {batch} x 128"
@@ -80,6 +91,12 @@ def cases(shelf: fake.Shelf) -> Iterator[Case]:
     sites = [{"block": block} for block in range(8)]
     more = extraction | {"batch_size": 16, "max_tokens": 20_000, "sites": sites, "dtype": "float32"}
     yield "extraction, 8 sites", "activation_extraction", more
+    names = ("resid_pre", "resid_mid", "resid_post", "mlp_in", "mlp_out", "attn_out")
+    every = [{"block": block, "site": name} for block in range(8) for name in names]
+    many = {"batch_size": 64, "max_tokens": 20_000, "sites": every}
+    yield "extraction, 48 sites", "activation_extraction", extraction | many
+    packed = {"batch_size": 64, "context_size": 256, "max_tokens": 40_000, "packing": True}
+    yield "extraction, packed, 64 x 256", "activation_extraction", extraction | packed
     for name, block in (("wide", 3), ("deep", 2)):
         small = {"model": name, "sites": [{"block": block}], "batch_size": 16, "max_tokens": 4_000}
         yield f"extraction, {name} model", "activation_extraction", extraction | small
@@ -121,9 +138,13 @@ def run_case(shelf: fake.Shelf, case: Case) -> None:
     given = serializer.validated_data
     references = [field for field in ("model", "activations") if given.get(field)]
     inputs = {field: shelf.named(given[field]) for field in references}
-    estimate = estimates.formula(kind, given, inputs)
+    stage = next(iter(kind.card_stages(given)), "")
+    estimate = estimates.formula(kind, given, inputs, stage)
     job = fake.FakeContext(shelf, name.replace(" ", "-").replace(",", ""), inputs)
     job.device = "cpu"
+    if stage:
+        peak_of(lambda: handed_over(kind, job, given))
+        job.stage = stage
     peak, seconds = peak_of(lambda: kind.run(job, given))
     parts = " ".join(f"{part} {size / 1e6:.0f}" for part, size in estimate.breakdown.items())
     print(
@@ -131,6 +152,12 @@ def run_case(shelf: fake.Shelf, case: Case) -> None:
         f"ratio {(estimate.memory_bytes or 0) / peak:.2f}, {seconds:.0f} s  ({parts})",
         flush=True,
     )
+
+
+def handed_over(kind: JobKind, job: fake.FakeContext, params: dict[str, Any]) -> None:
+    """The stage before the one on the card."""
+    with suppress(HandedOver):
+        kind.run(job, params)
 
 
 def stock(shelf: fake.Shelf, wanted: list[str]) -> None:

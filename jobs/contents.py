@@ -1,6 +1,7 @@
 """What uploaded files must be, and what can be said of them. Nothing here loads torch or executes what it reads.
 
-corpus   one UTF-8 text file; its paragraphs (blank lines between) are the documents
+corpus   one file: UTF-8 text whose paragraphs (blank lines between) are the documents, JSON Lines, Parquet, or rows of
+         tokens in safetensors (`interp.readers`)
 sae      SAELens' layout: cfg.json + sae_weights.safetensors (+ sparsity.safetensors), each true to the others
 """
 
@@ -16,15 +17,20 @@ from rest_framework import serializers
 from rest_framework.exceptions import ParseError
 
 from gpus import rest
+from jobs import readable
+from jobs.interp import readers
+from jobs.interp.errors import Unusable
+from jobs.interp.readers import DataFile
 
 Facts = dict[str, Any]
 Shapes = dict[str, list[int]]
-CORPUS = "corpus.txt"
 CONFIG, WEIGHTS, SPARSITY = "cfg.json", "sae_weights.safetensors", "sparsity.safetensors"
 #: Configurations are a few KiB; a larger one is something else.
 CONFIG_LIMIT_BYTES = 2**20
 #: A file may be one single line: it is read in pieces of so many characters.
 LINE_PIECE = 2**20
+#: Fields of a corpus that its manifest names.
+MOST_FIELDS = 100
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -34,20 +40,76 @@ def no(sentence: str) -> serializers.ValidationError:
 
 # Corpora ------------------------------------------------------------------------------------------------
 def corpus_names(names: Sequence[str]) -> list[str]:
-    if len(names) != 1 or not names[0].lower().endswith(".txt"):
-        raise no("A corpus is one text file whose name ends in .txt.")
-    return [CORPUS]
+    found = [Path(name).suffix.lower() for name in names]
+    if len(found) != 1 or found[0] not in CORPORA:
+        raise no(f"A corpus is one file whose name ends in {', '.join(CORPORA)}.")
+    return [f"corpus{found[0]}"]
 
 
 def corpus(folder: Path) -> Facts:
-    """Documents and characters. Read line by line: it may be larger than the memory."""
+    """How many documents there are, and what its form adds. Read piece by piece: it may be larger than the memory."""
+    [path] = folder.glob("corpus.*")
     try:
-        documents, characters = counted(lines(folder / CORPUS))
+        facts = CORPORA[path.suffix](path)
     except UnicodeDecodeError:
         raise no("The file is not UTF-8 text.") from None
-    if not documents:
+    except Unusable as error:
+        raise no(str(error).replace(path.name, "The file", 1)) from None
+    if not facts["documents"]:
         raise no("The file holds no text.")
+    return facts
+
+
+def plain_text(path: Path) -> Facts:
+    documents, characters = counted(lines(path))
     return {"documents": documents, "characters": characters}
+
+
+def json_lines(path: Path) -> Facts:
+    """Objects, and the fields of the first: a job names the one that it reads."""
+    documents = 0
+    fields: list[str] = []
+    for row in readers.objects(DataFile(path, path.name)):
+        documents, fields = documents + 1, fields or sorted(row)
+    return {"documents": documents, "fields": shown(fields)}
+
+
+def table(path: Path) -> Facts:
+    """Rows and columns. Raises the 400 `missing_extra`."""
+    readable.require_pyarrow("A corpus in Parquet")
+    rows, columns = readers.shape_of_table(DataFile(path, path.name))
+    return {"documents": rows, "fields": shown(columns), **tokenizer(path)}
+
+
+def token_rows(path: Path) -> Facts:
+    """Rows of tokens, all of them read once."""
+    documents = tokens = 0
+    for _, row in readers.pieces(DataFile(path, path.name), ""):
+        documents, tokens = documents + 1, tokens + len(row)
+    return {"documents": documents, "tokens": tokens, **tokenizer(path)}
+
+
+def shown(names: list[str]) -> list[str]:
+    """Names of fields that a database and a page can take."""
+    try:
+        rest.check(names)
+    except ParseError as error:
+        raise no(f"A field's name cannot be stored: {error}") from None
+    return [name for name in names if short(name)][:MOST_FIELDS]
+
+
+def tokenizer(path: Path) -> Facts:
+    found = DataFile(path, path.name).tokenizer_sha256
+    return {readers.TOKENIZER_KEY: found} if found else {}
+
+
+#: What a corpus may be, by the ending of its name.
+CORPORA: dict[str, Callable[[Path], Facts]] = {
+    ".txt": plain_text,
+    ".jsonl": json_lines,
+    ".parquet": table,
+    ".safetensors": token_rows,
+}
 
 
 def lines(path: Path) -> Iterator[str]:

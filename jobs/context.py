@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jobs import paths, registry
+from django.conf import settings
+
+from jobs import hub_token, paths, registry
 from jobs.artifacts import as_input
 from jobs.endings import End
 from jobs.exceptions import HandedOver
@@ -41,6 +43,11 @@ class WorkContext:
 
     def input(self, parameter: str) -> Input:
         return self.inputs[parameter]
+
+    def hub_token(self) -> str | bool:
+        """Read when asked for, and kept nowhere: it is in no environment, parameter or log."""
+        own = patiently(lambda: hub_token.of(self.job.owner_id))
+        return own or settings.MISTUDIO_SHARE_HF_TOKEN
 
     def artifact_path(self, artifact_id: str) -> Path:
         """Folder of an artifact that an input's manifest names."""

@@ -54,7 +54,8 @@ def schedule() -> int:
 def start_next(board: Board, until: float) -> list[Lease] | None:
     """Start the first job of the queue that can start now; its leases. Empty when somebody else was first on its
     cards, so that a new board has another answer; None when no job can start, or the time is up."""
-    found, waiting = lines.standing(), []
+    found = lines.standing()
+    waiting: list[Job] = []
     keep(board, [standing.first for standing in found])
     for job in heapq.merge(*(in_turn(standing, board) for standing in found), key=lines.place_in_order):
         if time.monotonic() > until:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from gpus import choice
@@ -12,8 +14,9 @@ from gpus.readings import is_split
 from gpus.rest import ApiError
 from jobs import experience
 from jobs.artifacts import Resolved, as_input
+from jobs.exceptions import JobRejected
 from jobs.kind import Estimate, Input, JobKind
-from jobs.memory import CardMemory, gib
+from jobs.memory import CardMemory, disk_reserve_bytes, gib
 
 #: Private memory of a work process with torch and transformers imported and nothing loaded: measured with
 #: `bench/work_base_cost.py` (simulated cards and CPU only; a CUDA context is the kind's own line).
@@ -67,6 +70,18 @@ def refuse_too_large(need: int | None, request: str) -> None:
         largest_bytes=largest,
         hint="Choose a larger card, a smaller batch, or a narrower model.",
     )
+
+
+def refuse_short_disk(folder: Path, need: int, what: str) -> None:
+    """Raises `JobRejected` when `need` bytes would not fit beside the reserve of the disk that holds `folder`."""
+    disk = shutil.disk_usage(folder)
+    kept = disk_reserve_bytes(disk.total)
+    if need > disk.free - kept:
+        raise JobRejected(
+            f"{what} {gib(need)}; {gib(disk.free)} of the disk are free, {gib(kept)} stay so.",
+            reason="disk_full",
+            hint="Delete artifacts or free the disk, then retry.",
+        )
 
 
 def cards(wanted: list[str] | int) -> list[Gpu]:

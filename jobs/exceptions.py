@@ -17,6 +17,12 @@ class JobRejected(Exception):
         self.reason = reason
         self.hint = hint
 
+    @classmethod
+    def of(cls, error: Exception) -> JobRejected:
+        """The same of an exception that the mathematics says no with (`jobs.interp.errors.Unusable`)."""
+        reason, hint = getattr(error, "reason", "rejected"), getattr(error, "hint", "")
+        return cls(str(error), reason=reason, hint=hint)
+
 
 class JobStopped(Exception):
     """The work noticed `should_stop()`, kept what it had, and left in order."""

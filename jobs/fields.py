@@ -13,6 +13,10 @@ REFERENCE = re.compile(r"^(job:)?[A-Za-z0-9][A-Za-z0-9._/-]{0,160}$")
 SITES = ("resid_pre", "resid_mid", "resid_post", "mlp_in", "mlp_out", "attn_out")
 
 
+#: A data set of the Hugging Face Hub where a corpus is named: `hf:owner/name`, with `@` and a revision if need be.
+HUB_DATA = re.compile(r"^hf:([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]{1,100}))?\Z")
+
+
 def is_path(text: str) -> bool:
     """Whether `text` means a place on this machine rather than a repository or another name."""
     return text.startswith(("/", "~", "./", "../"))
@@ -44,19 +48,25 @@ class ArtifactField(serializers.CharField):
 
 
 @extend_schema_field(
-    {"type": "string", "description": "`english`, the path of a text file, or a corpus artifact's id or name"}
+    {
+        "type": "string",
+        "description": "`english`, the path of a file or folder, `hf:owner/name`, or a corpus artifact's id or name",
+    }
 )
 class CorpusField(ArtifactField):
-    """Text to run models on: `english` (built in), a path (`/…`, `~…`), or an artifact of type `corpus`."""
+    """Text to run models on: `english` (built in), a path (`/…`, `~…`), a data set of the Hub (`hf:owner/name`), or an
+    artifact of type `corpus`."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__("corpus", **{"max_length": 300, "default": "english"} | options)
 
     def names_artifact(self, value: str) -> bool:
-        return value != "english" and not is_path(value)
+        return value != "english" and not is_path(value) and not value.startswith("hf:")
 
     def to_internal_value(self, data: Any) -> str:
         value = serializers.CharField.to_internal_value(self, data)
+        if value.startswith("hf:") and (".." in value or not HUB_DATA.match(value)):
+            raise serializers.ValidationError(f"{value!r} is not hf:owner/name, nor hf:owner/name@revision.")
         return super().to_internal_value(value) if self.names_artifact(value) else value
 
 

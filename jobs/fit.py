@@ -31,6 +31,9 @@ from jobs.waits import Wait
 Card = dict[str, Any]
 Errors = dict[str, list[str]]
 
+#: Parts of an estimate that are about the card.
+ON_CARD = ("memory_bytes", "breakdown", "basis")
+
 
 def fit(user: Person, kind_name: str, params: Mapping[str, Any], gpu: Any = None) -> dict[str, Any]:
     """The estimate, and for every card whether the job fits it now, later or never; `chosen` is the answer for
@@ -51,7 +54,7 @@ def fit(user: Person, kind_name: str, params: Mapping[str, Any], gpu: Any = None
     return {
         "kind": kind_name,
         "needs_card": needs_card,
-        "estimate": plan.estimate.as_dict() if plan and plan.estimate else None,
+        "estimate": told(plan),
         "errors": errors,
         "cards": cards,
         "auto": auto,
@@ -83,11 +86,21 @@ def attempt(
     """The plan of a submit to any card, or why there is none; and the bytes on the card, where they are known."""
     try:
         plan = check(user, kind_name, {k: v for k, v in params.items() if k != "gpu"})
-        return plan, {}, plan.estimate.memory_bytes if plan.estimate else None
+        return plan, {}, plan.on_card.memory_bytes if plan.on_card else None
     except serializers.ValidationError as error:
         return None, dict(flattened(error.detail)), None
     except ApiError as error:  # larger than every card, among others
         return None, {"non_field_errors": [str(error.detail)]}, error.extra.get("need_bytes")
+
+
+def told(plan: Plan | None) -> dict[str, Any] | None:
+    """The estimate of what is on the card, with the disk and the time of the stage that is first."""
+    if plan is None or plan.estimate is None:
+        return None
+    found = plan.estimate.as_dict()
+    if plan.on_card:
+        found |= {key: value for key, value in plan.on_card.as_dict().items() if key in ON_CARD}
+    return found
 
 
 def kept(slots: Slots, job_class: str, board: Board) -> Wait | None:

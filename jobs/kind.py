@@ -86,6 +86,9 @@ class Context(Protocol):
         """Leave the CPU and go on with `stage` on a card: `run` is called again there, with this `stage` and the
         checkpoints kept so far. `stage` is one of the kind's `card_stages`."""
 
+    def hub_token(self) -> str | bool:
+        """The Hugging Face token of the job's owner; True: the host's own may be used; False: go without."""
+
     def artifact_path(self, artifact_id: str) -> Path:
         """The folder of an artifact that an input's manifest names, such as the model behind activations."""
 

@@ -481,6 +481,17 @@ class MailChoice(models.Model):
         return f"{self.user}: {self.when}"
 
 
+class HubToken(models.Model):
+    """A user's Hugging Face token, encrypted (`jobs.hub_token`). Nothing shows more of it than when it was set."""
+
+    user = models.OneToOneField(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
+    ciphertext = models.TextField()
+    set_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"{self.user}: set {self.set_at:%Y-%m-%d}"
+
+
 class WatchdogEvent(models.Model):
     """What was found on a card (or held for one) that no open attempt accounts for, and what became of it: one row per
     finding, updated as it moves.

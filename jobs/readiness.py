@@ -5,7 +5,6 @@ What was not known at submit is judged here, once, when the inputs are there.
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
 from django.conf import settings
@@ -16,7 +15,6 @@ from gpus.rest import ApiError, flattened
 from jobs import chains, estimates, events, registry
 from jobs.artifacts import as_input, settle_inputs
 from jobs.exceptions import JobRejected
-from jobs.memory import disk_reserve_bytes, gib
 from jobs.models import FINAL, Job, JobEvent, Status
 from jobs.waits import Wait, for_job
 
@@ -77,11 +75,8 @@ def appraise(job: Job) -> None:
 def refuse_full_disk(job: Job) -> None:
     """A job whose files would not fit beside the reserve does not start. Raises `JobRejected`."""
     need = (job.estimate or {}).get("disk_bytes")
-    disk = shutil.disk_usage(settings.MISTUDIO_HOME)
-    kept = disk_reserve_bytes(disk.total)
-    if need is not None and need > disk.free - kept:
-        sentence = f"The job writes about {gib(need)}; {gib(disk.free)} of the data disk are free, {gib(kept)} stay so."
-        raise JobRejected(sentence, reason="disk_full", hint="Delete artifacts or free the disk, then retry.")
+    if need is not None:
+        estimates.refuse_short_disk(settings.MISTUDIO_HOME, need, "The job writes about")
 
 
 def sentence_of(error: ValidationError) -> str:

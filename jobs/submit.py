@@ -18,8 +18,8 @@ from gpus import choice
 from gpus.rest import ApiError
 from jobs import chains, estimates, events, limits, paths, registry, tasks
 from jobs.artifacts import Resolved, as_input, resolve_all
-from jobs.exceptions import Conflict
-from jobs.kind import Estimate, JobKind
+from jobs.exceptions import Conflict, JobRejected
+from jobs.kind import Estimate, Input, JobKind
 from jobs.models import Job, JobEvent, JobInput, Status
 from jobs.people import Person, is_staff
 from jobs.waits import for_job
@@ -87,6 +87,7 @@ class Plan:
     estimate: Estimate | None
     after: list[Job]
     stage: str = ""
+    on_card: Estimate | None = None  # of the widest stage with a card, where that is known already
 
 
 def submit(user: Person, kind_name: str, data: Mapping[str, Any], *, stage: str = "", **fields: Any) -> Job:
@@ -156,14 +157,34 @@ def check(user: Person, kind_name: str, data: Mapping[str, Any], stage: str = ""
     after = _after(user, common.get("after", []))
     resolved = resolve_all(kind, own, user)
     existing = {r.parameter: as_input(r.artifact) for r in resolved if r.artifact is not None}
-    kind.check(own, existing)
+    _check_inputs(kind, own, existing)
     estimate = estimates.estimate_resolved(kind, own, resolved, stage)
-    on_cards = [estimate] if needs_card else []
-    for found in [*on_cards, *(estimates.estimate_resolved(kind, own, resolved, name) for name in later)]:
-        estimates.refuse_too_large(found.memory_bytes if found else None, gpu_request)
+    stages = [estimates.estimate_resolved(kind, own, resolved, name) for name in later]
+    on_cards = [found for found in ([estimate] if needs_card else []) + stages if found]
+    on_card = max(on_cards, key=lambda found: found.memory_bytes or 0, default=None)
+    estimates.refuse_too_large(on_card.memory_bytes if on_card else None, gpu_request)
     return Plan(
-        kind_name, kind, plain(own), common, gpu_request, needs_card, resolved, estimate, after, stage
+        kind_name,
+        kind,
+        plain(own),
+        common,
+        gpu_request,
+        needs_card,
+        resolved,
+        estimate,
+        after,
+        stage,
+        on_card,
     )
+
+
+def _check_inputs(kind: JobKind, params: Mapping[str, Any], inputs: Mapping[str, Input]) -> None:
+    """What the kind refuses is a 400 here: nothing is queued yet."""
+    try:
+        kind.check(params, inputs)
+    except JobRejected as error:
+        hint = {"hint": error.hint} if error.hint else {}
+        raise ApiError(400, error.reason, str(error), **hint) from error
 
 
 def get_kind(name: str) -> JobKind:

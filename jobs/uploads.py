@@ -42,8 +42,8 @@ class UploadFields(serializers.Serializer[Any]):
     file = serializers.ListField(
         child=serializers.FileField(max_length=200),
         allow_empty=False,
-        help_text="The files, each as a part `file` of its own: one .txt for a corpus; cfg.json, "
-        "sae_weights.safetensors and, if there is one, sparsity.safetensors for an SAE.",
+        help_text="The files, each as a part `file` of its own: a .txt, .jsonl, .parquet or .safetensors for a corpus; "
+        "cfg.json, sae_weights.safetensors and, if there is one, sparsity.safetensors for an SAE.",
     )
 
 

@@ -273,10 +273,11 @@ def end_of(job: Job, error: BaseException, *, reported: bool) -> End | None:
         return stopped(job)
     if isinstance(error, ValidationError):
         error = JobRejected(sentence_of(error), reason="invalid_input")
-    if isinstance(error, JobRejected | Unusable):
+    if isinstance(error, Unusable):
+        error = JobRejected.of(error)
+    if isinstance(error, JobRejected):
         status = Status.FAILED if reported else Status.REFUSED
-        reason, hint = getattr(error, "reason", "rejected"), getattr(error, "hint", "")
-        return End(status, failure_reason=reason, error=str(error), hint=hint)
+        return End(status, failure_reason=error.reason, error=str(error), hint=error.hint)
     text = "".join(traceback.format_exception(error))
     logger.error("%s", text)
     reason, words, hint = remedies.of(job, error)

@@ -55,6 +55,8 @@ MISTUDIO_KIND_PATHS = env.paths("MISTUDIO_KIND_PATHS", [])
 MISTUDIO_FENCE_SECONDS = env.number("MISTUDIO_FENCE_SECONDS", 600.0)
 MISTUDIO_WATCHDOG = env.choice("MISTUDIO_WATCHDOG", ("clean", "report"), "clean")
 MISTUDIO_WATCHDOG_GRACE_SECONDS = env.number("MISTUDIO_WATCHDOG_GRACE_SECONDS", 120.0)
+#: Whether downloads of users without a token of their own use the host's (`HF_TOKEN`, `hf auth login`).
+MISTUDIO_SHARE_HF_TOKEN = env.boolean("MISTUDIO_SHARE_HF_TOKEN", default=False)
 HF_HOME = env.folder("HF_HOME", Path.home() / ".cache" / "huggingface")
 MISTUDIO_IMPORT_ROOTS = env.paths("MISTUDIO_IMPORT_ROOTS", [HF_HOME / "hub", MISTUDIO_HOME / "import"])
 if any(root == MISTUDIO_HOME or root in MISTUDIO_HOME.parents for root in MISTUDIO_IMPORT_ROOTS):
@@ -289,5 +291,6 @@ LOGGING = {
     "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
     "root": {"handlers": ["console"], "level": env.text("MISTUDIO_LOG_LEVEL", "INFO")},
     # Each request of an agent brings a transport of its own, and the SDK tells of its start and end.
-    "loggers": {"mcp": {"level": "WARNING"}},
+    # Addresses of a hub's storage are signed: whoever reads one in a log may fetch what it names.
+    "loggers": {"mcp": {"level": "WARNING"}, "httpx2": {"level": "WARNING"}},
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.urls import path, re_path
 
+from monitor.hub_token_api import OwnHubToken
 from monitor.signin import SignIn, SignInLink, SignOut
 from monitor.token_api import TokenDetail, TokenList, WebSocketTicket
 
@@ -17,5 +18,6 @@ signin_patterns = [
 api_patterns = [
     re_path(r"^tokens/?$", TokenList.as_view(), name="tokens"),
     re_path(rf"^tokens/(?P<id>{UUID})/?$", TokenDetail.as_view(), name="token"),
+    re_path(r"^hub-token/?$", OwnHubToken.as_view(), name="hub-token"),
     re_path(r"^ws-ticket/?$", WebSocketTicket.as_view(), name="ws-ticket"),
 ]

@@ -162,22 +162,22 @@ def read_small(file: Path) -> Any:
 
 
 def is_histogram(value: Any) -> bool:
-    """`{"edges": [n + 1 numbers], "counts": [n]}`, or of several things `"series": {name: counts}`."""
+    """`{"edges": [n + 1 numbers], "counts": [n]}`, or of several things `"series": [{"name", "counts"}]`."""
     if not isinstance(value, Mapping) or not isinstance(value.get("edges"), list):
         return False
-    series = value.get("series", {"": value.get("counts")})
-    return (
-        isinstance(series, Mapping)
-        and bool(series)
-        and all(
-            isinstance(counts, list) and len(value["edges"]) == len(counts) + 1 for counts in series.values()
-        )
-    )
+    series = value.get("series", [{"name": "", "counts": value.get("counts")}])
+    return isinstance(series, list) and bool(series) and all(is_series(one, value["edges"]) for one in series)
+
+
+def is_series(one: Any, edges: list[float]) -> bool:
+    counts = one.get("counts") if isinstance(one, Mapping) and "name" in one else None
+    return isinstance(counts, list) and len(edges) == len(counts) + 1
 
 
 def histogram(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
     if "series" in value:
-        return several_histograms(name, value["edges"], value["series"])
+        series = {one["name"]: one["counts"] for one in value["series"]}
+        return several_histograms(name, value["edges"], series)
     edges, counts = value["edges"], value["counts"]
     layout: dict[str, Any] = {"bargap": 0.05}
     if name == FIRING:

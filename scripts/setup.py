@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Sets miStudio up in this folder: `python3 scripts/setup.py [--dev] [--oracle] [--peers]`.
+"""Sets miStudio up in this folder: `python3 scripts/setup.py [--quant] [--dev] [--oracle] [--peers]`.
 
 Makes `.venv`, brings pip into it from its own hash-checked wheel, installs the pinned requirements, and
 unpacks the chart library's files. Needs a Python 3.11 to 3.13 and nothing else: no ensurepip, no pip, no
@@ -32,6 +32,8 @@ VENDOR = ROOT / ".vendor"
 UPLOT = ("uplot-python", "1.1.1", "07c96cc34ff9107c3751fc31dfad48ccd6e86c6deebb8b41d7ec7d9811722208")
 UPLOT_MEMBERS = ("uplot/static/uPlot.iife.js", "uplot/static/uPlot.min.css", "*.dist-info/licenses/LICENSE")
 UPLOT_FILES = ("uPlot.iife.js", "uPlot.min.css", "LICENSE")
+
+RUN, DEV, QUANT = "requirements.txt", "requirements-dev.txt", "requirements-quant.txt"
 
 # With the CPU build of torch 1.7 GB are installed, and the largest wheel is there once more while it is
 # unpacked. The CUDA build takes 5.5 GB; which one comes is not known before pip has asked the index.
@@ -94,10 +96,12 @@ def require_disk(needed: int) -> None:
 # --- the steps --------------------------------------------------------------------------------------------
 
 
-def steps(dev: bool = False, oracle: bool = False, peers: bool = False) -> List[Step]:
+def steps(dev: bool = False, oracle: bool = False, quant: bool = False, peers: bool = False) -> List[Step]:
     main = Venv(ROOT, ".venv")
-    packages = ("requirements-dev.txt", "requirements.txt") if dev else ("requirements.txt",)
+    packages = (DEV, RUN, QUANT) if dev else (RUN,)
     plan = [venv_step(main), pip_step(main), packages_step(main, *packages), uplot_step(main)]
+    if quant:
+        plan.append(packages_step(main, QUANT))
     if oracle:
         other = Venv(ROOT, ".venv-oracle")
         plan += [venv_step(other), pip_step(other), packages_step(other, "requirements-oracle.txt")]
@@ -141,7 +145,8 @@ def packages_step(venv: Venv, name: str, *included: str) -> Step:
     digest = digest_of(name, *included)
 
     def act() -> None:
-        require_disk(MORE_BYTES if any((venv.stamps / file).exists() for file in included) else BASE_BYTES)
+        before = any((venv.stamps / file).exists() for file in (RUN, *included))
+        require_disk(MORE_BYTES if before else BASE_BYTES)
         venv.drop_half_installed()
         # Only wheels: a fresh machine has no compiler.
         venv.pip("install", "--only-binary", ":all:", "-r", str(ROOT / name))
@@ -234,6 +239,7 @@ def say(line: str) -> None:
 
 def options(arguments: Optional[List[str]]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Sets miStudio up in this folder.")
+    parser.add_argument("--quant", action="store_true", help="also what quantized models need")
     parser.add_argument("--dev", action="store_true", help="also what the tests and checks need")
     parser.add_argument(
         "--oracle", action="store_true", help="also the libraries that results are compared with"
@@ -248,7 +254,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         require_platform()
-        set_up(steps(chosen.dev, chosen.oracle, chosen.peers))
+        set_up(steps(chosen.dev, chosen.oracle, chosen.quant, chosen.peers))
     except SetupError as error:
         print(f"\nSet-up stopped. {error}", file=sys.stderr)
         return 1

@@ -14,6 +14,7 @@ from rest_framework.test import APIClient
 
 from gpus.models import Gpu, Host
 from jobs import processes
+from tests.hub_server import Hub, point_at
 from tests.stubs import driver
 from tests.system import System
 
@@ -95,6 +96,27 @@ def driver_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     """miStudio as people run it (`manage.py up`), three simulated cards, ten times faster clocks."""
     with System(tmp_path_factory.mktemp("system"), time_scale=0.1) as running:
+        yield running
+
+
+@pytest.fixture
+def hub_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty cache of models, and leave to use the network."""
+    from huggingface_hub import constants
+
+    from jobs.interp import transfer
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(transfer, "FIRST_PAUSE", 0.01)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch, hub_cache: Path) -> Iterator[Hub]:
+    """A hub of our own that this process takes for the only one."""
+    with Hub() as running:
+        point_at(monkeypatch, running.url)
         yield running
 
 

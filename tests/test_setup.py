@@ -315,7 +315,8 @@ def bare(folder: Path, parcels: dict[str, bytes]) -> Path:
     shutil.copy(ROOT / "jobs" / "wheels.py", folder / "jobs")
     (folder / "constraints.txt").write_text("")
     (folder / "requirements.txt").write_text("tiny==1.0\n")
-    (folder / "requirements-dev.txt").write_text("-r requirements.txt\ntinier==1.0\n")
+    (folder / "requirements-dev.txt").write_text("-r requirements.txt\n-r requirements-quant.txt\n")
+    (folder / "requirements-quant.txt").write_text("tinier==1.0\n")
     swap_hash(folder / "scripts" / "pip_wheel.py", "PIP_SHA256 = ", parcels["pip-26.3-py3-none-any.whl"])
     swap_hash(folder / "scripts" / "setup.py", "UPLOT = ", parcels["uplot_python-1.1.1-py3-none-any.whl"])
     return folder
@@ -392,9 +393,10 @@ def test_sets_up_and_the_second_time_does_nothing(done_home: Path, index: Index)
     assert index.asked == []
 
 
-def test_dev_is_added_later_and_then_covers_both(done_home: Path, index: Index) -> None:
+def test_dev_is_added_later_and_then_covers_all(done_home: Path, index: Index) -> None:
     assert set_up(done_home, index, "--dev").returncode == 0
     assert imports(done_home, "tiny", "tinier")
+    assert "nothing to do" in set_up(done_home, index, "--quant").stdout
     assert "nothing to do" in set_up(done_home, index).stdout
     assert "nothing to do" in set_up(done_home, index, "--dev").stdout
 
@@ -414,6 +416,11 @@ def test_peers_come_with_one_that_asks_for_what_is_not_there(
     assert imports(done_home, "tiny", "tinier", "lonely", venv=".venv-peers")
     assert not imports(done_home, "tinier")
     assert "nothing to do" in set_up(done_home, index, "--peers").stdout
+
+
+def test_an_extra_is_added_later(done_home: Path, index: Index) -> None:
+    assert "nothing to do" not in set_up(done_home, index, "--quant").stdout
+    assert imports(done_home, "tiny", "tinier")
 
 
 def test_a_changed_requirement_file_is_installed(done_home: Path, index: Index) -> None:

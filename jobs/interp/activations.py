@@ -4,13 +4,13 @@ Layout of the folder (all files are complete or absent; a killed extraction goes
 shard):
 
     recipe.json                                    what the shards were made with; another recipe starts over
-    tokens/shard_00000.safetensors                 ids, lengths, documents of the rows, kept per token: the
-    texts blocks.4.hook_resid_post/shard_00000.safetensors   acts [n, d_model]; norms, ids, document, row,
-    position [n] activations.json                               the summary, written last
+    tokens/… blocks.4.hook_resid_post/…            the shards (`shards`)
+    activations.json                               the summary, written last
 
-Rows of a shard are run in batches of similar length and put back in the order of the corpus, so neither batch
-size nor shard size changes which vector stands where. Cost: one forward pass up to the last site, and
-`tokens * d_model * bytes of dtype` on disk per site.
+Rows are made while the model reads (`beside`), so memory does not grow with the corpus. Rows of a shard are run in
+batches of similar length and put back in the order of the corpus, so neither batch size, padding nor shard size changes
+which vector stands where. Cost: one forward pass up to the last site, and `tokens * d_model * bytes of dtype` on disk
+per site.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from __future__ import annotations
 import hashlib
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from jobs.interp.errors import NonFinite, Stopped, Unusable
-from jobs.interp.files import read_json, write_json, write_tensors
+from jobs.interp.beside import Ahead, Behind
+from jobs.interp.errors import Stopped, Unusable
+from jobs.interp.files import read_json, write_json
 from jobs.interp.hooks import capture
+from jobs.interp.microbatches import MicroBatches
 from jobs.interp.models import DTYPES, LanguageModel
+from jobs.interp.norms import statistics
 from jobs.interp.reading import Store
+from jobs.interp.shards import Shard, forget_from
 from jobs.interp.site import Site, place_of
-from jobs.interp.tokens import Row, batches_by_length, kept, pad
+from jobs.interp.sizes import SHARD_TOKENS
+from jobs.interp.tokens import Row, Side, batches_by_length, kept, pad
 
 SUMMARY = "activations.json"
-SHARD_TOKENS = 16_384
 
 Progress = Callable[[int, int, dict[str, float]], None]
 Question = Callable[[], bool]
@@ -43,60 +44,113 @@ Question = Callable[[], bool]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to extract: everything that decides what is in the files."""
+    """How to extract: everything beside the rows that decides what is in the files."""
 
     sites: tuple[Site, ...]
     dtype: str = "bfloat16"
     exclude_special: bool = True
     shard_tokens: int = SHARD_TOKENS
 
-    def digest(self, rows: Sequence[Row], model: LanguageModel) -> str:
-        """SHA-256 over the recipe, the token rows and the model's name: equal digests make equal files."""
-        total = hashlib.sha256(f"{self}|{model.name}|{model.special_ids}".encode())
-        for row in rows:
-            total.update(f"{row.document}:{row.ids}\n".encode())
-        return total.hexdigest()
+    def digest(self, model: LanguageModel) -> str:
+        """SHA-256 over the recipe and the model's name: with equal rows, equal digests make equal files."""
+        return hashlib.sha256(f"{self}|{model.name}|{model.special_ids}".encode()).hexdigest()
+
+    def require_places(self, model: LanguageModel) -> None:
+        """Raises `Unusable` for a site that the model does not have."""
+        for site in self.sites:
+            place_of(model.model, site)
+
+    def excluded(self, model: LanguageModel) -> tuple[int, ...]:
+        return model.special_ids if self.exclude_special else ()
 
 
 def extract(
     model: LanguageModel,
-    rows: Sequence[Row],
+    rows: Iterable[Row],
     recipe: Recipe,
     folder: Path,
     *,
     batch_size: int = 16,
+    side: Side = "right",
     on_progress: Progress = lambda *_: None,
     should_stop: Question = lambda: False,
 ) -> dict[str, Any]:
     """Run `model` over `rows` and write what passes the recipe's sites to `folder`; returns the summary.
 
     `on_progress(done, total, {"tokens_per_s": ...})` counts tokens that the model reads. Continues a folder
-    that an earlier call with the same recipe left unfinished.
+    that an earlier call with the same recipe left unfinished, as far as its shards are made of the same rows.
+    A batch that memory is too small for is run in halves (`microbatches`).
     Raises `Unusable` (context over the limit, unknown site, value that dtype cannot hold), `NonFinite`,
-    `Stopped`.
+    `Stopped`, `torch.OutOfMemoryError`.
     """
-    model.require_context(max(len(row.ids) for row in rows))
     places = {site: place_of(model.model, site).path for site in recipe.sites}
-    _start(folder, recipe.digest(rows, model))
-    shards = _plan(rows, _kept_counts(model, rows, recipe), recipe.shard_tokens)
-    pace = _Pace(sum(len(row.ids) for row in rows), on_progress)
-    for number, members in enumerate(shards):
-        size = sum(len(row.ids) for row in members)
-        if _shard(folder / "tokens", number).exists():
-            pace.skip(size)
-        else:
-            _extract_shard(model, members, recipe, folder, number, batch_size, pace, should_stop)
-    summary = _summary(folder, recipe, places, rows, len(shards))
+    start(folder, recipe.digest(model))
+    tally, pace = Tally(), Pace(rows, on_progress)
+    run = Run(model, recipe, MicroBatches(batch_size), side, pace, should_stop)
+    with Behind() as behind, Ahead(parted(rows, recipe.excluded(model), recipe.shard_tokens)) as parts:
+        for number, members in enumerate(parts):
+            shard = Shard(folder, number, members, recipe.sites)
+            tally.add(shard.rows)
+            if shard.is_made():
+                pace.skip(shard.tokens)
+                continue
+            run.fill(shard)
+            behind(lambda shard=shard: shard.write(recipe.dtype))  # type: ignore[misc]  # bound now, not when called
+    forget_from(folder, tally.shards)
+    summary = tally.facts() | site_facts(folder, recipe, places) | {"micro_batch": run.parts.size}
+    summary["tokens_dropped"] = summary["tokens_read"] - summary["tokens"]
     write_json(folder / SUMMARY, summary)
     return summary
 
 
-class _Pace:
+@dataclass(frozen=True)
+class Run:
+    """The model at work on one shard after the other."""
+
+    model: LanguageModel
+    recipe: Recipe
+    parts: MicroBatches
+    side: Side
+    pace: Pace
+    should_stop: Question
+
+    def fill(self, shard: Shard) -> None:
+        """Run the rows of a shard and hand each its vectors."""
+        lengths = [len(row.ids) for row in shard.rows]
+        self.model.require_context(max(lengths))
+        for indexes in batches_by_length(lengths, self.parts.size):
+            if self.should_stop():
+                raise Stopped("The extraction was stopped; finished shards are kept.")
+            for part, _ in self.parts.over(indexes, lambda part: self.read(shard, part)):
+                self.pace.step(sum(lengths[index] for index in part))
+
+    def read(self, shard: Shard, indexes: Sequence[int]) -> bool:
+        """One forward pass over some rows of a shard. Shapes: values `[batch, seq, d_model]`, wanted `[batch, seq]`."""
+        batch = pad([shard.rows[index].ids for index in indexes], self.model.pad.id, side=self.side)
+        wanted = kept(batch.input_ids, batch.mask, self.recipe.excluded(self.model))
+        values = capture(self.model.model, self.recipe.sites, **batch.model_inputs(self.model.device))
+        place, counts = wanted.flatten().nonzero().flatten(), wanted.sum(1).tolist()
+        for site in self.recipe.sites:
+            value = values.pop(site)
+            chosen = value.flatten(0, 1).index_select(0, place.to(value.device))  # [kept, d_model]
+            shard.sites[site].put(indexes, counts, chosen, DTYPES[self.recipe.dtype])
+        for index, mine, real in zip(indexes, wanted, batch.mask.bool(), strict=True):
+            shard.keep[index] = mine[real]
+        return True
+
+
+class Pace:
     """Counts tokens and tells how fast they go; skipped ones do not count as fast."""
 
-    def __init__(self, total: int, on_progress: Progress) -> None:
-        self.total, self.done, self.run = total, 0, 0
+    def __init__(self, rows: Iterable[Row], on_progress: Progress) -> None:
+        self.rows, self.done, self.run = rows, 0, 0
+        self.known = sum(len(row.ids) for row in rows) if isinstance(rows, Sequence) else 0
         self.on_progress, self.began = on_progress, time.monotonic()
+
+    @property
+    def total(self) -> int:
+        """Tokens in all, as far as can be told (`RowStream.expected`)."""
+        return max(self.done, self.known or getattr(self.rows, "expected", 0))
 
     def skip(self, tokens: int) -> None:
         self.done += tokens
@@ -108,158 +162,83 @@ class _Pace:
         self.on_progress(self.done, self.total, {"tokens_per_s": speed})
 
 
-def _start(folder: Path, digest: str) -> None:
+@dataclass
+class Tally:
+    """What has been read so far."""
+
+    shards: int = 0
+    rows: int = 0
+    tokens: int = 0
+    longest: int = 0
+    documents: set[int] = field(default_factory=set)  # of the newest row; earlier ones are counted
+    counted: int = 0
+
+    def add(self, rows: Sequence[Row]) -> None:
+        self.shards += 1
+        self.rows += len(rows)
+        self.tokens += sum(len(row.ids) for row in rows)
+        self.longest = max(self.longest, *(len(row.ids) for row in rows), 0)
+        found = {row.document for row in rows}
+        self.counted += len(found - self.documents)
+        self.documents = {rows[-1].document}
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "tokens_read": self.tokens,
+            "rows": self.rows,
+            "documents": self.counted,
+            "context_size": self.longest,
+        }
+
+
+def start(folder: Path, digest: str) -> None:
+    """Make the folder ready: shards of another recipe go."""
     recipe = folder / "recipe.json"
     if recipe.exists() and read_json(recipe).get("digest") != digest:
         shutil.rmtree(folder)
     write_json(recipe, {"digest": digest})
 
 
-def _kept_counts(model: LanguageModel, rows: Sequence[Row], recipe: Recipe) -> list[int]:
-    excluded = set(_excluded(model, recipe))
-    return [sum(token not in excluded for token in row.ids) for row in rows]
+def parted(rows: Iterable[Row], excluded: Iterable[int], shard_tokens: int) -> Iterator[list[Row]]:
+    """Consecutive rows with at least `shard_tokens` kept tokens per shard; the last may be smaller.
 
-
-def _excluded(model: LanguageModel, recipe: Recipe) -> tuple[int, ...]:
-    return model.special_ids if recipe.exclude_special else ()
-
-
-def _plan(rows: Sequence[Row], counts: Sequence[int], shard_tokens: int) -> list[list[Row]]:
-    """Consecutive rows with at least `shard_tokens` kept tokens per shard; the last may be smaller."""
-    if not sum(counts):
-        raise Unusable("No token is left once special tokens are excluded.")
-    shards: list[list[Row]] = [[]]
-    size = 0
-    for row, count in zip(rows, counts, strict=True):
+    Raises `Unusable` when no token is left at all.
+    """
+    members: list[Row] = []
+    left_out, size, total = frozenset(excluded), 0, 0
+    for row in rows:
         if size >= shard_tokens:
-            shards.append([])
-            size = 0
-        shards[-1].append(row)
-        size += count
-    return shards
+            yield members
+            members, size = [], 0
+        members.append(row)
+        here = sum(token not in left_out for token in row.ids)
+        size, total = size + here, total + here
+    if not total:
+        raise Unusable("No token is left once special tokens are excluded.")
+    yield members
 
 
-def _extract_shard(
-    model: LanguageModel,
-    rows: list[Row],
-    recipe: Recipe,
-    folder: Path,
-    number: int,
-    batch_size: int,
-    pace: _Pace,
-    should_stop: Question,
-) -> None:
-    """Run the rows of one shard and write its files, the texts last: their presence says that all are
-    there.
-    """
-    found: dict[Site, list[Tensor]] = {site: [torch.empty(0)] * len(rows) for site in recipe.sites}
-    keep: list[Tensor] = [torch.empty(0)] * len(rows)
-    for indexes in batches_by_length([len(row.ids) for row in rows], batch_size):
-        if should_stop():
-            raise Stopped("The extraction was stopped; finished shards are kept.")
-        batch = pad([rows[index].ids for index in indexes], model.pad.id)
-        wanted = kept(batch.input_ids, batch.mask, _excluded(model, recipe))
-        values = capture(model.model, recipe.sites, **batch.model_inputs(model.device))
-        _hand_out(values, wanted, indexes, found)
-        for index, chosen, real in zip(indexes, wanted, batch.mask.bool(), strict=True):
-            keep[index] = chosen[real]
-        pace.step(int(batch.mask.sum()))
-    for site in recipe.sites:
-        _write_site(folder / site.hook_name, number, torch.cat(found[site]), rows, keep, recipe.dtype)
-    _write_tokens(folder / "tokens", number, rows, keep)
-
-
-def _hand_out(
-    values: dict[Site, Tensor], wanted: Tensor, indexes: list[int], found: dict[Site, list[Tensor]]
-) -> None:
-    """Give each row of the shard its kept vectors. Shapes: values `[batch, seq, d_model]`, wanted `[batch,
-    seq]`.
-    """
-    for site, value in values.items():
-        vectors = value[wanted.to(value.device)].float().cpu()  # [kept in batch, d_model]
-        for index, rows in zip(indexes, vectors.split(wanted.sum(1).tolist()), strict=True):
-            found[site][index] = rows
-
-
-def _write_site(
-    folder: Path, number: int, values: Tensor, rows: list[Row], keep: list[Tensor], dtype: str
-) -> None:
-    stored = values.to(DTYPES[dtype])
-    if not torch.isfinite(stored).all():
-        _explain_non_finite(values, dtype, folder.name)
-    counts = torch.tensor([int(chosen.sum()) for chosen in keep])
-    tensors = {
-        "acts": stored,
-        "norms": values.norm(dim=1),
-        "ids": torch.cat([_ids(row)[chosen] for row, chosen in zip(rows, keep, strict=True)]),
-        "document": torch.repeat_interleave(_documents(rows), counts),
-        "row": torch.repeat_interleave(torch.arange(len(rows), dtype=torch.int32), counts),
-        "position": torch.cat([chosen.nonzero().flatten().int() for chosen in keep]),
-    }
-    write_tensors(_shard(folder, number), tensors)
-
-
-def _explain_non_finite(values: Tensor, dtype: str, site: str) -> None:
-    if torch.isfinite(values).all():
-        raise Unusable(
-            f"{site} reaches {values.abs().max():.3g}, more than {dtype} can hold; use bfloat16 or float32."
-        )
-    raise NonFinite(f"The model gave values that are not finite at {site}.")
-
-
-def _write_tokens(folder: Path, number: int, rows: list[Row], keep: list[Tensor]) -> None:
-    tensors = {
-        "ids": torch.cat([_ids(row) for row in rows]),
-        "lengths": torch.tensor([len(row.ids) for row in rows], dtype=torch.int32),
-        "documents": _documents(rows),
-        "kept": torch.cat(keep).to(torch.uint8),
-    }
-    write_tensors(_shard(folder, number), tensors)
-
-
-def _ids(row: Row) -> Tensor:
-    return torch.tensor(row.ids, dtype=torch.int32)
-
-
-def _documents(rows: Sequence[Row]) -> Tensor:
-    return torch.tensor([row.document for row in rows], dtype=torch.int32)
-
-
-def _shard(folder: Path, number: int) -> Path:
-    return folder / f"shard_{number:05d}.safetensors"
-
-
-def _summary(
-    folder: Path, recipe: Recipe, places: dict[Site, str], rows: Sequence[Row], n_shards: int
-) -> dict[str, Any]:
-    read = sum(len(row.ids) for row in rows)
-    sites = [_site_summary(folder / site.hook_name, site, places[site], n_shards) for site in recipe.sites]
+def site_facts(folder: Path, recipe: Recipe, places: dict[Site, str]) -> dict[str, Any]:
+    """What is on the disk, site by site."""
+    sites = [site_summary(folder / site.hook_name, site, places[site]) for site in recipe.sites]
     return {
         "sites": sites,
         "dtype": recipe.dtype,
         "d_model": sites[0]["d_model"],
         "tokens": sites[0]["tokens"],
-        "tokens_read": read,
-        "tokens_dropped": read - sites[0]["tokens"],
         "exclude_special": recipe.exclude_special,
-        "rows": len(rows),
-        "documents": len({row.document for row in rows}),
-        "context_size": max(len(row.ids) for row in rows),
     }
 
 
-def _site_summary(folder: Path, site: Site, path: str, n_shards: int) -> dict[str, Any]:
+def site_summary(folder: Path, site: Site, path: str) -> dict[str, Any]:
     store = Store(folder)
-    norms = torch.cat([store.read(number, "norms") for number in range(n_shards)])
     return {
         **site.as_dict(),
         "hook_name": site.hook_name,
         "module": path,
         "folder": folder.name,
         "d_model": store.d_model,
-        "tokens": len(norms),
+        "tokens": sum(store.sizes),
         "shard_tokens": store.sizes,
-        "norm_median": norms.median().item(),
-        "norm_mean": norms.double().mean().item(),
-        "norm_max": norms.max().item(),
+        **statistics(store),
     }

@@ -1,4 +1,4 @@
-"""Text to run models on: the English that every Python carries, or a file.
+"""Text to run models on: the English that every Python carries, or files (`documents`).
 
 `english` is the language reference in `pydoc_data.topics` and the docstrings of the standard library, read
 from the source files with `ast` (nothing is imported). About 1.5 million tokens, the same for the same Python
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import re
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.interp.errors import Unusable
+from jobs.interp.documents import Documents, as_bytes, files_of
+from jobs.interp.readers import DataFile, Document
 
 BUILT_IN = "english"
 #: Shorter docstrings ("Return self.") teach a model's SAE nothing but their own template.
@@ -25,45 +25,45 @@ SHORTEST_CHARACTERS = 200
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents in a fixed order, and how to make sure that they are the same ones next time."""
+    """Documents in a fixed order, to be gone through as often as one likes, and how to know them again."""
 
     name: str
-    documents: tuple[str, ...]
+    documents: Iterable[Document]
 
     @property
     def sha256(self) -> str:
-        """Digest over the documents in order; a zero byte parts them."""
+        """Digest over the documents in order; a zero byte parts them. Reads them all."""
         total = hashlib.sha256()
         for document in self.documents:
-            total.update(document.encode() + b"\0")
+            total.update(as_bytes(document))
         return total.hexdigest()
 
 
-def open_corpus(name: str) -> Corpus:
-    """The built-in corpus `english`, or the text file at the path `name`.
+def open_corpus(name: str, *, field: str = "text", split: str = "train") -> Corpus:
+    """The built-in corpus `english`, or the file or folder at the path `name`.
 
-    Raises `Unusable` for a file that is missing, not UTF-8 or without text.
+    Raises `Unusable` for one that is missing, cannot be read, or holds no document.
     """
-    return english() if name == BUILT_IN else text_file(Path(name))
+    return english() if name == BUILT_IN else of_files(files_of(Path(name), split), Path(name).name, field)
+
+
+def of_files(files: list[DataFile], name: str, field: str = "text") -> Corpus:
+    """The documents of files, read while they are asked for. Raises `Unusable` unless the first one can be read."""
+    documents = Documents(files, field)
+    documents.first()
+    return Corpus(name, documents)
 
 
 def english() -> Corpus:
     """The built-in corpus: topics of `pydoc` and docstrings of the standard library."""
-    documents = {text for text in _built_in_texts() if len(text) >= SHORTEST_CHARACTERS}
-    return Corpus(BUILT_IN, tuple(sorted(documents, key=lambda text: hashlib.sha256(text.encode()).digest())))
+    texts = {text for text in _built_in_texts() if len(text) >= SHORTEST_CHARACTERS}
+    ordered = sorted(texts, key=lambda text: hashlib.sha256(text.encode()).digest())
+    return Corpus(BUILT_IN, tuple(ordered))
 
 
 def text_file(path: Path, name: str = "") -> Corpus:
     """Paragraphs of a UTF-8 text file, parted by blank lines, in the order of the file."""
-    name = name or path.name
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Unusable(f"{name} cannot be read as UTF-8 text: {error}.") from error
-    documents = tuple(part.strip() for part in re.split(r"\n\s*\n", text) if part.strip())
-    if not documents:
-        raise Unusable(f"{name} holds no text.")
-    return Corpus(name, documents)
+    return of_files([DataFile(path, path.name)], name or path.name)
 
 
 def _built_in_texts() -> Iterator[str]:

@@ -11,5 +11,19 @@ class Unusable(ValueError):
     """The input cannot give what was asked; the message is a sentence with the numbers and the remedy."""
 
 
+class NoField(Unusable):
+    """A record has no field of the name asked for."""
+
+
 class NonFinite(ArithmeticError):
     """A loss or activation became NaN or infinite; the message names the step."""
+
+
+class MissingExtra(Unusable):
+    """A library that only this needs is not installed; `hint` is the command that brings it."""
+
+    reason = "missing_extra"
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint

@@ -1,98 +1,223 @@
-"""Fetch a model from the Hugging Face Hub: safetensors weights, tokenizer, configuration, nothing else.
+"""Fetch a model from a Hugging Face hub: safetensors weights, tokenizer, configuration, nothing else.
 
-`HF_ENDPOINT`, `HF_TOKEN` and the cache are the library's own. The revision is pinned to its commit first, so
-that what is recorded is what was fetched.
+`HF_ENDPOINT`, `HF_HUB_OFFLINE` and the cache (`HF_HOME`) are the library's own, and what lies in that cache afterwards
+is what the library would have put there. Bytes go by plain HTTP with ranges, which resumes to the byte, and not
+through Xet, which would begin anew. The revision is pinned to its commit first: what is recorded is what was fetched.
 """
 
 from __future__ import annotations
 
-import fnmatch
+import json
+import os
+import re
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from jobs.interp.errors import Stopped, Unusable
-from jobs.interp.models import MODEL_FILES
+from jobs.interp import aside
+from jobs.interp.errors import Unusable
+from jobs.interp.repository import (
+    CONFIG,
+    INDEX,
+    Listing,
+    RemoteFile,
+    belongs,
+    in_words,
+    look,
+    model_of,
+    shards_of,
+)
+from jobs.interp.transfer import QUESTION_TRIES, Pauses, Transfer, Unreachable, passing
+
+#: Files that come side by side.
+AT_ONCE = 4
+COMMIT = re.compile(r"[0-9a-f]{40}")
+Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A fetched repository: its folder in the cache (of links) and the commit."""
+    """A fetched repository: a folder of links into the cache, and the commit."""
 
     folder: Path
     commit: str
 
 
-def fetch(
-    repository: str,
-    revision: str | None = None,
-    *,
-    on_progress: Callable[[int, int], None] = lambda *_: None,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> Snapshot:
-    """The repository's model files in the cache. `on_progress(bytes_done, bytes_total)` after each file.
+@dataclass
+class Fetch:
+    """One repository at one revision, for one user. `listing`: what an earlier attempt had pinned, if there was one.
 
-    Raises `Unusable` in words when the repository is missing, gated, unreachable or holds pickled weights
-    only;
-    `Stopped` between files.
+    `token`: a user's, True for this host's own (`HF_TOKEN`, `hf auth login`), False to go without. Raises `Unusable` in
+    words, `Stopped` within a fraction of a second.
     """
-    from huggingface_hub import hf_hub_download
 
-    info = _info(repository, revision)
-    files = _wanted(repository, info.siblings)
-    done, total = 0, sum(file.size or 0 for file in files)
-    folder = Path()
-    for file in files:
-        if should_stop():
-            raise Stopped("The download was stopped; fetched files stay in the cache.")
-        path = Path(hf_hub_download(repository, file.rfilename, revision=info.sha))
-        folder = path.parents[file.rfilename.count("/")]
-        done += file.size or 0
-        on_progress(done, total)
-    return Snapshot(folder, info.sha)
+    repository: str
+    revision: str = "main"
+    token: str | bool = False
+    listing: Listing | None = None
+    should_stop: Callable[[], bool] = lambda: False
 
+    def __post_init__(self) -> None:
+        from huggingface_hub import get_token
 
-def _info(repository: str, revision: str | None) -> Any:
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+        self.stop = threading.Event()
+        if self.token is True:
+            self.token = get_token() or False
 
-    try:
-        return HfApi().model_info(repository, revision=revision, files_metadata=True)
-    except GatedRepoError as error:
+    @property
+    def folder(self) -> Path:
+        """The repository's folder in the cache."""
+        from huggingface_hub import constants
+        from huggingface_hub.file_download import repo_folder_name
+
+        return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=self.repository, repo_type="model")
+
+    def plan(self) -> Listing:
+        """Which files, at which commit; those that decide about the rest (configuration, index) are here then."""
+        listing = self.listing or self._ask()
+        deciding = [file for file in listing.files if file.name in (CONFIG, INDEX)]
+        self._bring(listing, deciding, lambda *_: None)
+        self._refuse_own_code(listing)
+        if listing.named(INDEX):
+            listing = shards_of(listing, self._pointer(listing, INDEX))
+        self.listing = listing
+        return listing
+
+    def missing(self) -> int:
+        """Bytes that are still to come."""
+        assert self.listing is not None
+        return sum(t.file.size - t.done for t in self._transfers(self.listing, self.listing.files))
+
+    def fetch(self, on_progress: Progress = lambda *_: None) -> Snapshot:
+        """All files of the plan in the cache. `on_progress(bytes_done, bytes_total, message)`, ten times a second."""
+        listing = self.listing or self.plan()
+        self._bring(listing, listing.files, on_progress)
+        self._note_revision(listing)
+        return Snapshot(self._view(listing), listing.commit)
+
+    # Asking -------------------------------------------------------------------------------------------
+
+    def _ask(self) -> Listing:
+        """What the hub says; what the cache has where that must do (`HF_HUB_OFFLINE`) or may (commits never change)."""
+        from huggingface_hub import constants
+
+        if constants.is_offline_mode():
+            return self._cached() or self._refuse_offline()
+        try:
+            return aside.call(self._ask_patiently, self.stop, self.should_stop)
+        except Unreachable:
+            cached = self._cached() if COMMIT.fullmatch(self.revision) else None
+            if cached is None:
+                raise
+            return cached
+
+    def _cached(self) -> Listing | None:
+        """The snapshot that the cache has of the revision."""
+        note = self.folder / "refs" / self.revision
+        commit = note.read_text().strip() if note.is_file() else self.revision
+        folder = self.folder / "snapshots" / commit
+        found = [path for path in sorted(folder.glob("*")) if path.is_file() and belongs(path.name)]
+        files = tuple(RemoteFile(path.name, path.stat().st_size, path.resolve().name) for path in found)
+        return model_of(Listing(self.repository, commit, files)) if files else None
+
+    def _refuse_offline(self) -> NoReturn:
         raise Unusable(
-            f"{repository} is gated: accept its terms on its page, and set HF_TOKEN to a token of that "
-            "account."
-        ) from error
-    except RevisionNotFoundError as error:
-        raise Unusable(f"{repository} has no revision {revision!r}.") from error
-    except RepositoryNotFoundError as error:
-        raise Unusable(
-            f"{repository} does not exist, or it is private and HF_TOKEN does not open it."
-        ) from error
-    except (HfHubHTTPError, OSError) as error:
-        raise Unusable(
-            f"The Hugging Face Hub could not be asked about {repository}: {type(error).__name__}."
-        ) from error
-
-
-def _wanted(repository: str, siblings: list[Any]) -> list[Any]:
-    # Weights in subfolders are other forms (onnx, original) of those at the top.
-    found = [
-        file for file in siblings if any(fnmatch.fnmatchcase(file.rfilename, name) for name in MODEL_FILES)
-    ]
-    found = [file for file in found if "/" not in file.rfilename]
-    names = {file.rfilename for file in found}
-    if not any(name.endswith(".safetensors") for name in names):
-        raise Unusable(
-            f"{repository} has no safetensors weights. Pickled ones can run code when they are opened, "
-            "and are refused."
+            f"This host is offline (HF_HUB_OFFLINE), and its cache has no {self.revision} of {self.repository}. Fetch "
+            "it where there is a network and bring the cache (HF_HOME) here, or name a folder in MISTUDIO_IMPORT_ROOTS."
         )
-    if "config.json" not in names:
-        raise Unusable(f"{repository} has no config.json: it is not a transformers model.")
-    return found
+
+    def _ask_patiently(self) -> Listing:
+        pauses = Pauses(self.stop, QUESTION_TRIES)
+        while True:
+            try:
+                listing = self._with_etags(look(self.repository, self.revision, self.token))
+                self._require_access(listing)
+                return listing
+            except passing() as error:
+                pauses.after(error, self.repository)
+
+    def _with_etags(self, listing: Listing) -> Listing:
+        """Mirrors may list names alone; the header of each file then tells its size and digest."""
+        files = tuple(file if file.etag else self._head(listing, file) for file in listing.files)
+        return replace(listing, files=files)
+
+    def _require_access(self, listing: Listing) -> None:
+        """A gated repository is listed for everybody, and another user's download may have left it in the cache."""
+        self._head(listing, RemoteFile(CONFIG, 0, ""))
+
+    def _head(self, listing: Listing, file: RemoteFile) -> RemoteFile:
+        from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+
+        url = hf_hub_url(self.repository, file.name, revision=listing.commit, endpoint=constants.ENDPOINT)
+        with in_words(self.repository, self.revision, self.token):
+            told = get_hf_file_metadata(url, token=self.token)
+        if told.size is None or not told.etag:
+            raise Unusable(
+                f"{constants.ENDPOINT} tells neither size nor ETag of {file.name}; it is no usable mirror."
+            )
+        return RemoteFile(file.name, told.size, told.etag)
+
+    def _refuse_own_code(self, listing: Listing) -> None:
+        if "auto_map" in json.loads(self._pointer(listing, CONFIG).read_text()):
+            raise Unusable(f"{self.repository} needs program code of its own, which is never run.")
+
+    # Bringing -----------------------------------------------------------------------------------------
+
+    def _bring(self, listing: Listing, files: Any, on_progress: Progress) -> None:
+        transfers = self._transfers(listing, files)
+        total = sum(file.size for file in files)
+
+        def tell() -> None:
+            message = next((transfer.message for transfer in transfers if transfer.message), "")
+            on_progress(sum(transfer.done for transfer in transfers), total, message)
+
+        todo = [transfer.run for transfer in transfers if not transfer.complete]
+        aside.Aside(todo, min(AT_ONCE, len(todo)), self.stop).join(self.should_stop, tell)
+        for transfer in transfers:
+            _link(transfer.blob, self._pointer(listing, transfer.file.name))
+        on_progress(total, total, "")
+
+    def _transfers(self, listing: Listing, files: Any) -> list[Transfer]:
+        blobs = self.folder / "blobs"
+        return [
+            Transfer(self.repository, listing.commit, file, blobs / file.etag, self.token, self.stop)
+            for file in files
+        ]
+
+    # The cache ----------------------------------------------------------------------------------------
+
+    def _snapshot(self, listing: Listing) -> Path:
+        return self.folder / "snapshots" / listing.commit
+
+    def _view(self, listing: Listing) -> Path:
+        """The plan's files and no others: other programs may have fetched more of the commit, other weights too."""
+        folder = self.folder / "mistudio" / listing.commit
+        for file in listing.files:
+            _link(self.folder / "blobs" / file.etag, folder / file.name)
+        for path in folder.iterdir():
+            if listing.named(path.name) is None:
+                path.unlink(missing_ok=True)
+        return folder
+
+    def _pointer(self, listing: Listing, name: str) -> Path:
+        return self._snapshot(listing) / name
+
+    def _note_revision(self, listing: Listing) -> None:
+        """As the library does, so that an offline host knows the commit of a branch."""
+        if self.revision != listing.commit:
+            note = self.folder / "refs" / self.revision
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.write_text(listing.commit)
+
+
+def _link(blob: Path, pointer: Path) -> None:
+    """A relative link in the snapshot's folder, as the library makes them."""
+    pointer.parent.mkdir(parents=True, exist_ok=True)
+    if not pointer.exists():
+        pointer.unlink(missing_ok=True)  # one that leads nowhere
+        try:
+            pointer.symlink_to(os.path.relpath(blob, pointer.parent))
+        except FileExistsError:  # another job was first
+            pass

@@ -6,35 +6,21 @@ demo's model) to a safetensors folder.
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from jobs.interp import anatomy, packed
 from jobs.interp.errors import Unusable
 from jobs.interp.files import digest, read_json, whole_folder
+from jobs.interp.headers import SCHEMES, Weights, config_of, scheme_of, weight_files
 from jobs.interp.site import blocks_of
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-#: What safetensors headers call the types a checkpoint is kept in.
-HEADER_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
-#: Files that a model folder consists of. Programs and pickles are not among them.
-MODEL_FILES = (
-    "config.json",
-    "generation_config.json",
-    "*.safetensors",
-    "model.safetensors.index.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "spiece.model",
-    "chat_template*",
-)
+#: From this machine, without pickles, without code of the model's own.
+SAFELY = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
 #: Keys under which configurations keep the longest context.
 LIMIT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
@@ -108,20 +94,29 @@ def require_context(context_size: int, limit: int | None, name: str) -> None:
 def load(
     folder: Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32, name: str = ""
 ) -> LanguageModel:
-    """The causal LM and tokenizer in `folder`, on `device`.
+    """The causal LM and tokenizer in `folder`, on `device`, computing in `dtype`; quantized weights stay packed.
 
-    Raises `Unusable` when the folder holds no safetensors weights or needs code of its own.
+    Raises `Unusable` when the folder holds no safetensors weights, needs code of its own, or is quantized and cannot
+    run there.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
     logging.disable_progress_bar()  # jobs report their own progress; the log is for sentences
     require_loadable(folder)
-    options = {"local_files_only": True, "trust_remote_code": False}
+    quantized = scheme_of(config_of(folder)) is not None
+    if quantized:
+        packed.require_support(device)
+        packed.require_room(Weights.of(folder).bytes, device)
+    placed = {"device_map": {"": device}} if quantized else {}
     model: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, use_safetensors=True, attn_implementation=_attention(folder), **options
+        folder, dtype=dtype, attn_implementation=_attention(folder), **SAFELY, **placed
     )
-    model.to(device).eval().requires_grad_(False)
-    tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+    if quantized:
+        packed.settle(model, dtype)
+    else:
+        model.to(device)
+    model.eval().requires_grad_(False)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     return LanguageModel(model, tokenizer, name or folder.name, device)
 
 
@@ -133,8 +128,8 @@ def compute_dtype(stored: str, device: str) -> torch.dtype:
 
 
 def require_loadable(folder: Path) -> None:
-    """Raises `Unusable` unless `folder` holds a configuration and safetensors weights and needs no remote
-    code.
+    """Raises `Unusable` unless `folder` holds a configuration and safetensors weights, in a form that jobs can run
+    without code of its own.
     """
     if not (folder / "config.json").is_file():
         raise Unusable(f"{folder.name} has no config.json: it is not a Hugging Face model folder.")
@@ -143,44 +138,37 @@ def require_loadable(folder: Path) -> None:
             f"{folder.name} has no safetensors weights. Pickled ones can run code when they are "
             "opened and are refused; convert them with `save_pretrained(..., safe_serialization=True)`."
         )
-    if "auto_map" in read_json(folder / "config.json"):
-        raise Unusable(f"{folder.name} needs program code of its own, which is never run.")
+    anatomy.refuse_own_code(folder)
+    scheme = scheme_of(config_of(folder))
+    if scheme not in (None, *SCHEMES):
+        raise Unusable(
+            f"{folder.name} is quantized with {scheme}, which no job here can run. Take the original weights, and let "
+            "them be quantized here where they are too large (quantization int8 or nf4)."
+        )
 
 
 def describe(folder: Path) -> dict[str, Any]:
     """What a model folder says about itself: configuration and safetensors headers, no weights loaded.
 
-    Keys: architecture, n_layers, d_model, d_vocab, max_positions (tokens or None), parameters (count), bytes,
-    dtype, weights_sha256, tokenizer_sha256.
+    Keys: architecture, n_layers, d_model, d_vocab, n_heads, tied_embeddings, sites, max_positions (tokens or None),
+    parameters (count, of packed weights too), bytes, dtype (of what is not quantized), quantization (None, or scheme,
+    weights, bytes, largest), weights_sha256, tokenizer_sha256.
+
+    Raises `Unusable` for an architecture that is unknown or has no list of blocks.
     """
-    config = read_json(folder / "config.json")
-    text = config.get("text_config") or config
-    tensors = [tensor for path in weight_files(folder) for tensor in header_of(path).values()]
+    config, weights = config_of(folder), Weights.of(folder)
+    scheme = scheme_of(config)
     return {
         "architecture": (config.get("architectures") or [config.get("model_type", "unknown")])[0],
-        "n_layers": _first_of(text, "num_hidden_layers", "n_layer"),
-        "d_model": _first_of(text, "hidden_size", "n_embd"),
-        "d_vocab": text.get("vocab_size"),
-        "max_positions": limit_of(text),
-        "parameters": sum(math.prod(tensor["shape"]) for tensor in tensors),
-        "bytes": sum(end - start for start, end in (tensor["data_offsets"] for tensor in tensors)),
-        "dtype": _most_common(tensors),
+        **anatomy.facts_of(anatomy.skeleton(folder)),
+        "max_positions": limit_of(config),
+        "parameters": weights.parameters,
+        "bytes": weights.bytes,
+        "dtype": weights.dtype,
+        "quantization": {"scheme": scheme, **weights.packed} if scheme else None,
         "weights_sha256": digest(weight_files(folder)),
         "tokenizer_sha256": digest([path for path in folder.glob("*") if "token" in path.name]),
     }
-
-
-def weight_files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.safetensors"))
-
-
-def header_of(path: Path) -> dict[str, Any]:
-    """The header of a safetensors file: {tensor: {dtype, shape, data_offsets}}. Reads no weights."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-    header.pop("__metadata__", None)
-    return header
 
 
 def limit_of(config: dict[str, Any]) -> int | None:
@@ -229,14 +217,6 @@ def save_as(folder: Path, target: Path, dtype: torch.dtype) -> None:
 def _attention(folder: Path) -> str | None:
     """Gemma-2's cap on attention logits exists in the eager form only; others choose for themselves."""
     return "eager" if read_json(folder / "config.json").get("attn_logit_softcapping") else None
-
-
-def _most_common(tensors: list[dict[str, Any]]) -> str:
-    sizes: dict[str, int] = {}
-    for tensor in tensors:
-        sizes[tensor["dtype"]] = sizes.get(tensor["dtype"], 0) + math.prod(tensor["shape"])
-    kind = max(sizes, key=lambda name: sizes[name])
-    return HEADER_DTYPES.get(kind, kind)
 
 
 def _within(token_id: int | None, d_vocab: int) -> int | None:

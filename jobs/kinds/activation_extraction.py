@@ -8,45 +8,58 @@ from typing import Any
 
 from rest_framework import serializers
 
-from jobs.fields import ArtifactField, CorpusField, SiteField, is_path
-from jobs.kind import Context, Estimate, Input, JobKind
+from jobs import extras, texts
+from jobs.fields import SITES, ArtifactField, CorpusField, SiteField, is_path
+from jobs.kind import Context, Estimate, Input, JobKind, halved
 
-#: Places whose captures other kinds of this release can use.
-OFFERED_SITES = ("resid_post",)
 #: Activations of one token besides the vector itself: norm, id, document, row, position, 4 bytes each.
 BYTES_BESIDE = 20
-#: Tokens of a shard (`interp.activations.SHARD_TOKENS`, which needs torch).
-SHARD_ROOM = 16_384
 
 
 class ActivationExtractionParams(serializers.Serializer):
     model = ArtifactField("model", help_text="The model to run.")
     corpus = CorpusField(
-        help_text="`english` (built in), an uploaded corpus, or the path of a UTF-8 text file under "
-        "MISTUDIO_IMPORT_ROOTS, whose paragraphs (blank lines between) are the documents.",
+        help_text="`english` (built in), an uploaded corpus, a data set of the Hub (`hf:owner/name`), or the path of a "
+        "file or folder under MISTUDIO_IMPORT_ROOTS: UTF-8 text whose paragraphs are documents, JSON Lines, Parquet, a "
+        "saved data set, or rows of tokens in safetensors.",
     )
     sites = SiteField(
         many=True,
         allow_empty=False,
         max_length=64,  # type: ignore[call-arg]  # the list's
-        help_text="Where to read: blocks and places.",
+        help_text="Where to read: blocks and places, all in one pass.",
     )
     context_size = serializers.IntegerField(
         min_value=2,
         max_value=131_072,
         default=128,
-        help_text="Longest row in tokens; longer documents are cut.",
+        help_text="Longest row in tokens; longer documents are split.",
     )
     max_tokens = serializers.IntegerField(
         min_value=256, max_value=10**11, default=1_000_000, help_text="Tokens to read, at most."
-    )
-    batch_size = serializers.IntegerField(
-        min_value=1, max_value=4096, default=16, help_text="Rows per forward pass."
     )
     dtype = serializers.ChoiceField(
         choices=("float32", "float16", "bfloat16"),
         default="bfloat16",
         help_text="Type of the stored vectors.",
+    )
+    packing = serializers.BooleanField(
+        default=False,
+        help_text="Join documents end to end into full rows, BOS between them; otherwise a row holds one document.",
+    )
+    batch_size = serializers.IntegerField(
+        min_value=1,
+        max_value=4096,
+        default=16,
+        help_text="Rows per forward pass; halved by itself where memory is short.",
+    )
+    field = serializers.CharField(
+        max_length=200,
+        default="text",
+        help_text="Field or column that holds the document: text, token ids (`input_ids`), or chat `messages`.",
+    )
+    split = serializers.CharField(
+        max_length=100, default="train", help_text="Part of a data set, where its files name parts."
     )
     exclude_special = serializers.BooleanField(
         default=True, help_text="Leave out vectors at special tokens (BOS, EOS, padding), by their ids."
@@ -56,17 +69,15 @@ class ActivationExtractionParams(serializers.Serializer):
         help_text="Begin each row with BOS where the tokenizer has one; its huge vector is left out then.",
     )
 
-    def validate_corpus(self, value: str) -> str:
-        if is_path(value):
-            corpus_file(value)
-        return value
-
     def validate_sites(self, sites: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        if other := sorted({site["site"] for site in sites} - set(OFFERED_SITES)):
-            raise serializers.ValidationError(f"{', '.join(other)}: offered are {', '.join(OFFERED_SITES)}.")
         if len({(site["block"], site["site"]) for site in sites}) < len(sites):
             raise serializers.ValidationError("A site is named twice.")
         return sites
+
+    def validate(self, data: dict[str, Any]) -> dict[str, Any]:
+        if is_path(data["corpus"]):
+            texts.files_at(data["corpus"], data["split"])
+        return data
 
 
 class Kind(JobKind):
@@ -84,17 +95,12 @@ class Kind(JobKind):
     Params = ActivationExtractionParams
 
     def check(self, params: Mapping[str, Any], inputs: Mapping[str, Input]) -> None:
-        if "model" not in inputs:
-            return
-        manifest, errors = inputs["model"].manifest, {}
-        if over := [site["block"] for site in params["sites"] if site["block"] >= manifest["n_layers"]]:
-            errors["sites"] = [
-                f"Block {over[0]} does not exist: the model has blocks 0 to {manifest['n_layers'] - 1}."
-            ]
-        limit = manifest.get("max_positions")
-        if limit is not None and params["context_size"] > limit:
-            sentence = "A context of {} tokens is over the limit of {} that {} was made for."
-            errors["context_size"] = [sentence.format(params["context_size"], limit, inputs["model"].name)]
+        model = inputs.get("model")
+        errors = texts.errors(params, inputs, model)
+        if model is not None:
+            extras.require_for(model.manifest)
+            errors |= site_errors(params["sites"], model.manifest)
+            errors |= context_errors(params["context_size"], model)
         if errors:
             raise serializers.ValidationError(errors)
 
@@ -102,28 +108,38 @@ class Kind(JobKind):
         from jobs.interp import sizes
 
         manifest, on_cpu = inputs["model"].manifest, runs_on_cpu()
-        width, sites = manifest["d_model"], len(params["sites"])
-        tokens = params["batch_size"] * params["context_size"]
-        stored = width * sizes.WIDTHS[params["dtype"]] + BYTES_BESIDE
+        width, sites, dtype = manifest["d_model"], len(params["sites"]), params["dtype"]
+        tokens = min(params["batch_size"] * params["context_size"], params["max_tokens"])
         model = {"model": sizes.model_bytes(manifest, on_cpu=on_cpu)}
-        forward = sizes.forward_bytes(manifest, tokens, on_cpu=on_cpu) + sites * tokens * width * 4
-        if on_cpu:  # the shard being filled and the text lie in the same memory
-            shard = sizes.shard_bytes(
-                width, sites, min(SHARD_ROOM + params["context_size"], params["max_tokens"])
-            )
-            running = {"forward": forward, "shard": shard, "text": text_bytes(inputs)}
+        forward = sizes.forward_bytes(manifest, tokens, on_cpu=on_cpu)
+        forward += sizes.captured_bytes(manifest, tokens, sites, on_cpu=on_cpu)
+        if on_cpu:  # shards and the text lie in the same memory
+            room = sizes.shard_tokens(width, sites, dtype) + params["context_size"]
+            running = {
+                "forward": forward,
+                "shard": sizes.shard_bytes(width, sites, room, params["max_tokens"], dtype),
+                "text": texts.memory_bytes(params["corpus"]),
+            }
             loading = {"file": sizes.file_bytes(manifest, on_cpu=True), "tokenizer": sizes.TOKENIZER_BYTES}
             parts = {**model, **sizes.widest(loading, running)}
         else:
             parts = model | {"forward": forward, "cuda": sizes.CUDA_BYTES}
+        stored = width * sizes.WIDTHS[dtype] + BYTES_BESIDE
         work = float(params["max_tokens"] * manifest["parameters"])
         return Estimate.of(parts, disk_bytes=params["max_tokens"] * (sites * stored + 9), work=work)
 
+    def suggest(self, reason: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Batches halve by themselves: where a single row does not fit, shorter rows are what is left."""
+        if reason == "out_of_memory":
+            return halved(self.Params(), params, "context_size")
+        return super().suggest(reason, params)
+
     def run(self, context: Context, params: Mapping[str, Any]) -> dict[str, Any]:
-        from jobs.interp import activations, files, models, tokens
+        from jobs.interp import activations, files, models, sizes
         from jobs.interp.site import Site
 
         source = context.input("model")
+        corpus = texts.opened(params, context.inputs)
         model = models.load(
             source.path,
             device=context.device,
@@ -131,19 +147,12 @@ class Kind(JobKind):
             name=source.name,
         )
         model.require_context(params["context_size"])
-        context.report(0, params["max_tokens"], "tokens", stage="corpus")
-        corpus = corpus_of(context, params["corpus"])
-        bos = model.bos_id if params["prepend_bos"] else None
-        rows = tokens.rows_of(
-            corpus.documents,
-            model.tokenizer,
-            params["context_size"],
-            max_tokens=params["max_tokens"],
-            bos_id=bos,
-        )
-        recipe = activations.Recipe(
-            tuple(Site(**site) for site in params["sites"]), params["dtype"], params["exclude_special"]
-        )
+        rows = rows_of(corpus, model, params)
+        sites, dtype = tuple(Site(**site) for site in params["sites"]), params["dtype"]
+        room = sizes.shard_tokens(model.d_model, len(sites), dtype)
+        recipe = activations.Recipe(sites, dtype, params["exclude_special"], room)
+        recipe.require_places(model)
+        context.report(0, params["max_tokens"], "tokens", stage="extract")
         work = context.checkpoints / "activations"  # shards finished by an earlier attempt are found here
         summary = activations.extract(
             model,
@@ -157,10 +166,13 @@ class Kind(JobKind):
         manifest = summary | {
             "model_artifact": source.id,
             "model": facts_of(source),
-            "corpus": {"name": corpus.name, "sha256": corpus.sha256, "documents": len(corpus.documents)},
+            "corpus": {"name": corpus.name, "sha256": rows.sha256, "documents": rows.documents},
             "corpus_artifact": context.inputs["corpus"].id if "corpus" in context.inputs else None,
-            "prepend_bos": bos is not None,
+            "documents_split": rows.split,
+            "packing": params["packing"],
+            "prepend_bos": bool(rows.start),
             "pad": model.pad.source,
+            "batch_size": params["batch_size"],
         }
         files.bring(
             work, context.artifact("activations", name_of(source.name, corpus.name, recipe.sites), manifest)
@@ -169,23 +181,49 @@ class Kind(JobKind):
         return manifest
 
 
-def corpus_of(context: Context, name: str) -> Any:
-    """The documents: built in, of a file that people named, or of an artifact."""
-    from jobs.interp import corpora
+# What is refused before anything is queued ---------------------------------------------------------------
+def site_errors(sites: Sequence[Mapping[str, Any]], manifest: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Blocks beyond the last, and places that the architecture does not have where the manifest says so."""
+    for site in sites:
+        if site["block"] >= manifest["n_layers"]:
+            last = manifest["n_layers"] - 1
+            return {"sites": [f"Block {site['block']} does not exist: the model has blocks 0 to {last}."]}
+        missing = manifest.get("missing_sites", {}).get(site["site"], {})
+        if site["block"] in missing.get("blocks", ()):
+            return {"sites": [f"Block {site['block']} has no {site['site']}: {missing['why']}"]}
+        if site["site"] not in manifest.get("sites", SITES):
+            return {"sites": [f"The model has no {site['site']}; it has {', '.join(manifest['sites'])}."]}
+    return {}
 
-    given = context.inputs.get("corpus")
-    if given is None:
-        return corpora.open_corpus(name)
-    return corpora.text_file(given.path / next(iter(given.manifest["files"])), given.name)
+
+def context_errors(context_size: int, model: Input) -> dict[str, list[str]]:
+    limit = model.manifest.get("max_positions")
+    if limit is None or context_size <= limit:
+        return {}
+    sentence = (
+        f"A context of {context_size} tokens is over the limit of {limit} that {model.name} was made for."
+    )
+    return {"context_size": [sentence]}
 
 
-def text_bytes(inputs: Mapping[str, Input]) -> int:
-    """The text in memory: as read, and as the documents that it is cut into."""
-    from jobs.interp import sizes
+# What is made and told ----------------------------------------------------------------------------------
+def rows_of(corpus: Any, model: Any, params: Mapping[str, Any]) -> Any:
+    """The corpus as rows of tokens, made while they are read; conversations that the model has no template for are
+    refused at once."""
+    from jobs.interp import tokens
+    from jobs.interp.documents import is_conversation
 
-    if "corpus" not in inputs:
-        return sizes.CORPUS_BYTES
-    return 2 * sum(file["size_bytes"] for file in inputs["corpus"].manifest["files"].values())
+    if is_conversation(next(iter(corpus.documents))):
+        tokens.require_template(model.tokenizer)
+    return tokens.RowStream(
+        corpus.documents,
+        model.tokenizer,
+        params["context_size"],
+        max_tokens=params["max_tokens"],
+        bos_id=model.bos_id if params["prepend_bos"] else None,
+        packing=params["packing"],
+        d_vocab=model.d_vocab,
+    )
 
 
 def facts_of(model: Input) -> dict[str, Any]:
@@ -199,6 +237,7 @@ def facts_of(model: Input) -> dict[str, Any]:
         "d_model",
         "d_vocab",
         "n_layers",
+        "quantization",
     )
     return {"name": model.name} | {key: model.manifest.get(key) for key in kept}
 
@@ -215,22 +254,6 @@ def name_of(model: str, corpus: str, sites: Sequence[Any]) -> str:
     """`smollm2-135m-instruct-english-b4`; places other than resid_post are spelled out."""
     places = [f"b{site.block}" + ("" if site.site == "resid_post" else f".{site.site}") for site in sites[:4]]
     return "-".join([model.rpartition("/")[2], Path(corpus).stem, *places])[:120].replace(" ", "_")
-
-
-def corpus_file(path: str) -> Path:
-    """The text file at `path`, or a `ValidationError` that says which folders jobs may read."""
-    from django.conf import settings
-
-    from jobs.interp.errors import Unusable
-    from jobs.interp.paths import inside
-
-    try:
-        file = inside(path, settings.MISTUDIO_IMPORT_ROOTS)
-    except Unusable as error:
-        raise serializers.ValidationError(str(error)) from error
-    if not file.is_file():
-        raise serializers.ValidationError(f"{path} is not a file.")
-    return file
 
 
 def runs_on_cpu() -> bool:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from rest_framework import serializers
 
+from jobs import extras, texts
 from jobs.exceptions import JobRejected
-from jobs.fields import ArtifactField, CorpusField, SiteField, is_path
+from jobs.fields import SITES, ArtifactField, CorpusField, SiteField, is_path
 from jobs.kind import Context, Estimate, Input, JobKind
 
 if TYPE_CHECKING:
-    from jobs.interp.corpora import Corpus
     from jobs.interp.models import LanguageModel
     from jobs.interp.sae.grounds import Ground
-    from jobs.interp.sae.sources import Source
+    from jobs.interp.sae.sources import Source, Standing
     from jobs.interp.sae.splice import CrossEntropy
     from jobs.interp.sae.together import All, Together
 
@@ -89,7 +89,10 @@ class SaeTrainingParams(serializers.Serializer):
         help_text="Live latents per token of the TopK kinds; empty: 32.",
     )
     lr = serializers.FloatField(
-        min_value=1e-7, max_value=1.0, default=5e-4, help_text="Peak learning rate of Adam."
+        min_value=1e-7,
+        max_value=1.0,
+        **optional(),
+        help_text="Peak learning rate of Adam; empty: by latents and steps, 0.004 at most.",
     )
     tokens = serializers.IntegerField(
         min_value=1,
@@ -126,9 +129,14 @@ class SaeTrainingParams(serializers.Serializer):
     model = ArtifactField(
         "model", **optional(), help_text="Train straight from this model, without stored activations."
     )
-    corpus = CorpusField(
-        help_text="With a model: `english` (built in), an uploaded corpus, or the path of a UTF-8 text file under "
-        "MISTUDIO_IMPORT_ROOTS."
+    corpus = CorpusField(help_text="With a model: what an extraction takes as its `corpus`.")
+    field = serializers.CharField(
+        max_length=200, default="text", help_text="With a model: field or column that holds the document."
+    )
+    split = serializers.CharField(
+        max_length=100,
+        default="train",
+        help_text="With a model: part of a data set, where its files name parts.",
     )
     context_size = serializers.IntegerField(
         min_value=2, max_value=131_072, default=128, help_text="With a model: longest row in tokens."
@@ -237,11 +245,6 @@ class SaeTrainingParams(serializers.Serializer):
         help_text="Steps between checkpoints; the last two are kept.",
     )
 
-    def validate_corpus(self, value: str) -> str:
-        if is_path(value):
-            corpus_file(value)
-        return value
-
     def validate(self, data: dict[str, Any]) -> dict[str, Any]:
         from jobs.interp.sae import choices
 
@@ -253,6 +256,8 @@ class SaeTrainingParams(serializers.Serializer):
             errors["tokens"] = [f"{data['tokens']} tokens are less than one batch of {data['batch_size']}."]
         if errors:
             raise serializers.ValidationError(errors)
+        if data["model"] and is_path(data["corpus"]):
+            texts.files_at(data["corpus"], data["split"])
         return data
 
 
@@ -294,14 +299,17 @@ class Kind(JobKind):
         from jobs.interp.sae import choices
 
         if "activations" in inputs:
-            found = inputs["activations"].manifest["sites"]
+            manifest = inputs["activations"].manifest
+            found = manifest["sites"]
             refuse(
                 [m for m in choices.members(params) if not choices.places(m, found)],
                 params,
                 held_words(found),
             )
+            extras.require_for(manifest["model"] if params["ce_tokens"] else {})
         elif "model" in inputs:
-            check_model(params, inputs["model"])
+            extras.require_for(inputs["model"].manifest)
+            check_model(params, inputs)
 
     def estimate(self, params: Mapping[str, Any], inputs: Mapping[str, Input]) -> Estimate:
         from jobs.interp.sae import estimates
@@ -337,36 +345,38 @@ def held_words(sites: Sequence[Mapping[str, Any]]) -> str:
     return f"The activations hold {there}; name one of them. A transcoder takes mlp_in and mlp_out of a block together."
 
 
-def check_model(params: Mapping[str, Any], model: Input) -> None:
-    """Sites and context against a model that is to be run."""
+def check_model(params: Mapping[str, Any], inputs: Mapping[str, Input]) -> None:
+    """Sites, text and context against a model that is to be run."""
     from jobs.interp.sae import choices
 
-    manifest, limit = model.manifest, model.manifest.get("max_positions")
-    members = choices.members(params)
+    model, members = inputs["model"], choices.members(params)
+    limit, last = model.manifest.get("max_positions"), model.manifest["n_layers"] - 1
     refuse([m for m in members if not m.get("site")], params, "Name the site: a model has many.")
-    last = manifest["n_layers"] - 1
     over = [m for m in members if m["site"]["block"] > last]
     refuse(over, params, f"A block there does not exist: the model has blocks 0 to {last}.")
+    for member in members:
+        if words := missing_words(member, model.manifest):
+            refuse([member], params, words)
+    errors = texts.errors(params, inputs, model)
     if limit is not None and params["context_size"] > limit:
         sentence = "A context of {} tokens is over the limit of {} that {} was made for."
-        said = sentence.format(params["context_size"], limit, model.name)
-        raise serializers.ValidationError({"context_size": [said]})
+        errors["context_size"] = [sentence.format(params["context_size"], limit, model.name)]
+    if errors:
+        raise serializers.ValidationError(errors)
 
 
-def corpus_file(path: str) -> Path:
-    """The text file at `path`, or a `ValidationError` that says which folders jobs may read."""
-    from django.conf import settings
+def missing_words(member: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
+    """Why the model has no such place, where its manifest says so."""
+    from jobs.interp.sae import choices
 
-    from jobs.interp.errors import Unusable
-    from jobs.interp.paths import inside
-
-    try:
-        file = inside(path, settings.MISTUDIO_IMPORT_ROOTS)
-    except Unusable as error:
-        raise serializers.ValidationError(str(error)) from error
-    if not file.is_file():
-        raise serializers.ValidationError(f"{path} is not a file.")
-    return file
+    block = member["site"]["block"]
+    for place in choices.reads(member):
+        missing = manifest.get("missing_sites", {}).get(place, {})
+        if block in missing.get("blocks", ()):
+            return f"Block {block} has no {place}: {missing['why']}"
+        if place not in manifest.get("sites", SITES):
+            return f"The model has no {place}; it has {', '.join(manifest['sites'])}."
+    return ""
 
 
 def manifests(inputs: Mapping[str, Input]) -> dict[str, Mapping[str, Any]]:
@@ -417,25 +427,26 @@ def on_model(
     context: Context, params: Mapping[str, Any]
 ) -> tuple[Ground, Source, Callable[[], LanguageModel] | None]:
     from jobs.interp import tokens
+    from jobs.interp.sae import estimates
     from jobs.interp.sae.grounds import Ground
     from jobs.interp.sae.sources import Running
 
-    given = context.input("model")
-    context.report(0, 0, stage="loading")
+    given, corpus = context.input("model"), texts.opened(params, context.inputs)
     model = loaded(context, given.path, facts_of(given))
     model.require_context(params["context_size"])
-    corpus, bos = corpus_of(context, params["corpus"]), model.bos_id if params["prepend_bos"] else None
-    needed = params["max_tokens"] or int(params["tokens"] / (1 - params["heldout_fraction"]))
+    bos = model.bos_id if params["prepend_bos"] else None
+    needed = estimates.needed_tokens(params)
     rows = tokens.rows_of(
         corpus.documents, model.tokenizer, params["context_size"], max_tokens=needed, bos_id=bos
     )
     ground = Ground.live(params, model, given.id, facts_of(given), corpus.name, bos is not None)
     read = 0
 
-    def on_tokens(count: int) -> None:
+    def on_tokens(count: int, standing: Standing) -> None:
         nonlocal read
         read += count
-        context.report(0, 0, "tokens", stage="reading", message=f"{read} tokens read by the model")
+        done, total, unit, stage = standing
+        context.report(done, total, unit, stage=stage, message=f"{read} tokens read by the model")
 
     source = Running(
         model,
@@ -459,16 +470,6 @@ def loaded(context: Context, folder: Path, facts: Mapping[str, Any]) -> Language
 
     dtype = models.compute_dtype(facts["dtype"], context.device)
     return models.load(folder, device=context.device, dtype=dtype, name=facts["name"])
-
-
-def corpus_of(context: Context, name: str) -> Corpus:
-    """The documents: built in, of a file that people named, or of an artifact."""
-    from jobs.interp import corpora
-
-    given = context.inputs.get("corpus")
-    if given is None:
-        return corpora.open_corpus(name)
-    return corpora.text_file(given.path / next(iter(given.manifest["files"])), given.name)
 
 
 def facts_of(model: Input) -> dict[str, Any]:
@@ -511,6 +512,7 @@ def trained(context: Context, params: Mapping[str, Any], ground: Ground, source:
     )
 
     def progress(step: int, total: int, found: All, speed: float) -> None:
+        source.stands(step, total, "steps", "train")
         context.report(step, total, "steps", stage="train", message=words_of(found, source.epoch(step - 1)))
         context.metric(step, tokens_per_s=speed, **ground.named(found))
 
@@ -551,6 +553,7 @@ def published(
     """Measure the SAEs, write them down as artifacts, and say what came of them."""
     from jobs.interp.sae import assess, results
 
+    source.stands(0, 0, "", "measure")
     context.report(0, 0, stage="measure")
     source.release()
     reports = assess.assess(

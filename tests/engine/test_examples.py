@@ -36,11 +36,11 @@ def run_examples(system: System, gpu: int) -> dict[str, dict[str, Any]]:
 def check_cards(system: System, done: dict[str, dict[str, Any]], gpu: int) -> None:
     """Where a card is needed: asked for, granted and seen by the work are one. Where none is: no card at all."""
     uuid = system.cards()[gpu]["uuid"]
-    needs = {kind["name"]: kind["needs_gpu"] for kind in system.get("job-kinds/")}
     for name, job in done.items():
         assert job["gpu_request"] == uuid
+        _, fit = system.call("POST", "system/gpu-fit", {"kind": name, "params": job["params"]})
         reported = system.get(f"jobs/{job['id']}/attempts/")[-1]["reported_gpu_uuids"]
-        if needs[name] == "never":
+        if not fit["needs_card"]:
             assert (job["gpu_uuid"], reported) == (None, None)
         else:
             assert (job["gpu_uuid"], reported) == (uuid, [uuid])

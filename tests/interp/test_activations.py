@@ -14,6 +14,9 @@ from jobs.interp.errors import Stopped, Unusable
 from jobs.interp.hooks import capture
 from jobs.interp.models import LanguageModel
 from jobs.interp.reading import Selection, Store, heldout_text, median_norms, split
+from jobs.interp.sae.options import Options
+from jobs.interp.sae.settings import Settings
+from jobs.interp.sae.train import Training
 from jobs.interp.shuffling import Shuffled
 from jobs.interp.site import Site, blocks_of
 from jobs.interp.tokens import Row, rows_of
@@ -245,6 +248,26 @@ def test_a_batch_depends_on_seed_and_step_alone(tmp_path: Path) -> None:
         assert torch.equal(Shuffled(rows, 50, seed=0, buffer_bytes=60 * 32).batch(step), batches[step])
     assert not torch.equal(Shuffled(rows, 50, seed=1, buffer_bytes=60 * 32).batch(0), batches[0])
     assert all(batch.shape == (50, 8) for batch in batches)
+
+
+def test_data_that_run_out_are_gone_through_again_in_a_new_order_f22(tmp_path: Path) -> None:
+    """100 vectors, 250 wanted, batches of 10: two and a half passes, counted, each in an order of its own."""
+    stream = Shuffled(everything(made_up(tmp_path, numbered(100))), 10, seed=0)
+    passes = [torch.cat([stream.batch(step) for step in range(n, n + 10)])[:, 0].tolist() for n in (0, 10)]
+    half = torch.cat([stream.batch(step) for step in range(20, 25)])[:, 0].tolist()
+    assert sorted(passes[0]) == sorted(passes[1]) == list(range(100))
+    assert passes[0] != passes[1]
+    assert len(set(half)) == 50 and half not in (passes[0][:50], passes[1][:50])
+    assert [stream.epoch(step) for step in (0, 9, 10, 19, 20, 24)] == [0, 0, 1, 1, 2, 2]
+
+
+def test_the_scale_is_of_all_vectors_not_of_the_first_f20(tmp_path: Path) -> None:
+    """Lengths 1, 1, 1, 9 in four dimensions: mean 3, factor 2/3."""
+    store = made_up(tmp_path, torch.tensor([1.0, 1, 1, 9])[:, None] * torch.eye(4)[0], shards=2, documents=2)
+    assert everything(store).mean_norms() == (3.0,)
+    rows = torch.cat(list(everything(store).batches(2)))
+    settings = Settings(8, Options(k=2), tokens=64, batch_size=16)
+    assert Training.begin(settings, rows, everything(store).mean_norms()).scales == pytest.approx((2 / 3,))
 
 
 def test_a_batch_may_be_larger_than_the_data(tmp_path: Path) -> None:

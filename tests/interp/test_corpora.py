@@ -45,7 +45,7 @@ def test_docstrings_inside_conditions_are_found(tmp_path: Path) -> None:
 def test_a_text_file_is_its_paragraphs(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("One\nline.\n\n  \nTwo.\n\n\n")
     corpus = corpora.open_corpus(str(tmp_path / "a.txt"))
-    assert corpus.documents == ("One\nline.", "Two.")
+    assert list(corpus.documents) == ["One\nline.", "Two."]
     assert corpus.name == "a.txt"
 
 

@@ -175,3 +175,19 @@ def test_step_counts_live_latents_and_firings() -> None:
         assert found.firings.tolist() == (acts > 0).sum(0).tolist(), architecture
         assert found.live == (acts > 0).sum()
         torch.testing.assert_close(found.error, sae(x) - y)
+
+
+@pytest.mark.parametrize("architecture", NAMES)
+def test_a_batch_on_which_nothing_is_live_moves_the_decoder_bias_only(architecture: str) -> None:
+    sae = random_sae(architecture)
+    with torch.no_grad():
+        sae.bias.fill_(-1e3)
+    x, y = pair(sae)
+    found = sae.backward(x, y, Weights(0.1, torch.zeros(D_SAE, dtype=torch.bool)))
+    assert found.live == 0
+    if architecture == "skip_transcoder":
+        y = y - x @ sae.W_skip.T
+    torch.testing.assert_close(found.parts["reconstruction"], (sae.b_dec - y).square().sum(1).mean())
+    prefixes = len(getattr(sae, "prefixes", "1"))  # each of them reconstructs
+    torch.testing.assert_close(sae.b_dec.grad, 2 * prefixes * (sae.b_dec - y).mean(0))
+    assert sae.W_dec.grad.abs().max() == sae.encoder.grad.abs().max() == 0

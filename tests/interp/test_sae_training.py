@@ -14,9 +14,10 @@ import torch
 from jobs.interp.errors import NonFinite, Stopped, Unusable
 from jobs.interp.sae.metrics import quality
 from jobs.interp.sae.options import NAMES, TRANSCODERS, Options
+from jobs.interp.sae.resample import resample, unit
 from jobs.interp.sae.settings import Settings
 from jobs.interp.sae.together import Together, begin_or_resume, saved
-from jobs.interp.sae.train import Stream, Training, sampled
+from jobs.interp.sae.train import Stream, Training, _sides, sampled
 
 SETTINGS = Settings(
     d_sae=24, options=Options(k=4), tokens=40 * 32, lr=3e-3, batch_size=32, dead_after_tokens=256
@@ -146,7 +147,13 @@ def test_a_stop_between_checkpoints_loses_nothing(tmp_path: Path) -> None:
     assert equal(again, straight)
 
 
-@pytest.mark.parametrize("architecture", [name for name in NAMES if name != "topk"])
+def quick_first(quick: str) -> list[Any]:
+    """All architectures but TopK; one on every run, the others with the slow tests."""
+    slow = [name for name in NAMES if name not in ("topk", quick)]
+    return [quick, *(pytest.param(name, marks=pytest.mark.slow) for name in slow)]
+
+
+@pytest.mark.parametrize("architecture", quick_first("jumprelu"))
 def test_every_architecture_resumes_to_the_bit_f25(architecture: str, tmp_path: Path) -> None:
     resampling = (
         {"resample_every": 7} if options_of(architecture).sparsity and architecture != "jumprelu" else {}
@@ -221,6 +228,19 @@ def test_data_are_scaled_to_length_sqrt_of_d() -> None:
     x = torch.cat([STREAM.batch(step) for step in range(20)]) * training.scales[0]
     assert x.norm(dim=1).mean().item() == pytest.approx(8**0.5, rel=1e-5)
     assert (training.sae.b_dec - x.mean(0)).abs().max() < 0.2
+
+
+def test_a_target_has_a_scale_of_its_own() -> None:
+    settings = dataclasses.replace(SETTINGS, options=options_of("transcoder"))
+    training, pairs = begin(settings), Pairs()
+    rows = torch.cat([pairs.batch(step) for step in range(20)])
+    x, target = _sides(rows, training.scales)
+    for side in (x, target):
+        assert side.norm(dim=1).mean().item() == pytest.approx(8**0.5, rel=1e-5)
+    torch.testing.assert_close(
+        target * (training.scales[0] / training.scales[1]), rows[:, 8:] * training.scales[0]
+    )
+    assert training.scales[0] > 10 * training.scales[1]
 
 
 def test_adam_sees_only_what_turns_a_direction() -> None:
@@ -394,5 +414,39 @@ def test_dead_latents_take_directions_of_what_is_badly_explained() -> None:
         assert training.sae.b_enc[:3].abs().max() < 0.1
         results.append(training)
     assert equal(*results)
+
+
+def test_a_resampled_latent_has_everything_anew_and_no_other_changes() -> None:
+    """Of a transcoder, whose two directions are of the same vector's input and target."""
+    settings = dataclasses.replace(SETTINGS, options=options_of("transcoder"), dead_after_tokens=64)
+    training, pairs = begin(settings), Pairs()
+    with torch.no_grad():
+        training.sae.b_enc[:3] = -1e6
+    for step in range(4):
+        training.advance(pairs.batch(step))
+    dead, live = training.dead, ~training.dead
+    before = {name: tensor.clone() for name, tensor in training.tensors().items()}
+    x, target = _sides(pairs.batch(4), training.scales)
+    assert resample(training, x, target) == int(dead.sum()) >= 3
+    after, sae = training.tensors(), training.sae
+    length = 0.2 * before["encoder"][live].norm(dim=1).mean()
+    torch.testing.assert_close(sae.encoder[dead].norm(dim=1), length.expand(int(dead.sum())))
+    inputs = (unit(sae.encoder[dead]) @ unit(x).T).max(1)
+    outputs = (sae.W_dec[dead] @ unit(target - sae.b_dec).T).max(1)
+    torch.testing.assert_close(inputs.values, torch.ones(int(dead.sum())))
+    torch.testing.assert_close(outputs.values, torch.ones(int(dead.sum())))
+    assert torch.equal(inputs.indices, outputs.indices)
+    assert sae.b_enc[dead].abs().max() == 0
+    for name, tensor in after.items():
+        if tensor.ndim and len(tensor) == sae.d_sae and name != "tokens_since_fired":
+            assert torch.equal(tensor[live], before[name][live])
+            if name.startswith("adam.") and "step" not in name:
+                assert tensor[dead].abs().max() == 0
+                assert tensor[live].abs().max() > 0
+
+
+def test_resampling_ends_before_the_run_does() -> None:
+    options = options_of("standard")
+    settings = dataclasses.replace(SETTINGS, options=options, resample_every=9)
     assert not any(settings.resamples_at(step) for step in range(28, 40))  # 70 % of 40
     assert settings.resamples_at(27)

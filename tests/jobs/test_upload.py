@@ -11,6 +11,7 @@ import subprocess
 import sys
 import urllib.request
 import uuid
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,37 @@ def test_documents_are_counted_as_the_extraction_parts_them(alice: User) -> None
     text = "\n\n a\r\n\r\nb\n \t\nc\nd\n\n\n\ne"
     artifact = Artifact.objects.get(pk=post(alice, file=[("a.txt", text)]).data["id"])
     corpus = corpora.text_file(paths.artifact_folder(artifact) / "corpus.txt")
-    assert artifact.manifest["documents"] == len(corpus.documents) == 4
+    assert artifact.manifest["documents"] == len(list(corpus.documents)) == 4
+
+
+def test_a_corpus_may_be_json_lines_or_rows_of_tokens(alice: User, home: Path) -> None:
+    lines = '{"text": "a", "messages": []}\n\n{"text": "b"}\n'
+    made = post(alice, name="lines", file=[("Mine.JSONL", lines)]).data["manifest"]
+    assert (made["documents"], made["fields"]) == (2, ["messages", "text"])
+    assert list(made["files"]) == ["corpus.jsonl"]
+    rows = save({"input_ids": np.ones((3, 4), "i4")}, {"tokenizer_sha256": "abc"})
+    made = post(alice, name="rows", file=[("rows.safetensors", rows)]).data["manifest"]
+    assert (made["documents"], made["tokens"], made["tokenizer_sha256"]) == (3, 12, "abc")
+
+
+def test_a_corpus_in_parquet_needs_the_package(
+    alice: User, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from jobs import readable
+
+    monkeypatch.setattr(readable.importlib.util, "find_spec", lambda _name: None)
+    answer = post(alice, file=[("a.parquet", b"PAR1")])
+    assert (answer.status_code, answer.data["code"]) == (400, "missing_extra")
+    assert "pip install pyarrow==" in answer.data["hint"]
+    assert files_below(home) == []
+
+
+def test_a_corpus_may_be_a_table(alice: User, home: Path) -> None:
+    table = pytest.importorskip("pyarrow").table({"text": ["a", "b"], "id": [1, 2]})
+    pytest.importorskip("pyarrow.parquet").write_table(table, written := BytesIO())
+    made = post(alice, file=[("a.parquet", written.getvalue())]).data["manifest"]
+    assert (made["documents"], made["fields"]) == (2, ["text", "id"])
+    assert_refused(post(alice, name="b", file=[("a.parquet", b"PAR1")]), "file", home, kept=1)
 
 
 @pytest.mark.parametrize("sparsity", [False, True])
@@ -163,6 +194,13 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "half a character": ("file", {"file": [("a.txt", "é".encode()[:1])]}),
     "NUL in the text": ("file", {"file": [("a.txt", b"a\0b")]}),
     "blanks only": ("file", {"file": [("a.txt", " \n\n\t\n")]}),
+    "JSON that is none": ("file", {"file": [("a.jsonl", "{}\n{")]}),
+    "a list in JSON Lines": ("file", {"file": [("a.jsonl", "[]\n")]}),
+    "no line at all": ("file", {"file": [("a.jsonl", "\n \n")]}),
+    "a field named NUL": ("file", {"file": [("a.jsonl", '{"\\u0000": 1}\n')]}),
+    "brackets in JSON Lines": ("file", {"file": [("a.jsonl", "[" * 100_000)]}),
+    "vectors for tokens": ("file", {"file": [("a.safetensors", weights())]}),
+    "a pickle called tokens": ("file", {"file": [("a.safetensors", PICKLE)]}),
 }
 SAE_REFUSED: dict[str, dict[str, Any]] = {
     "no cfg": {"cfg.json": None},
@@ -192,12 +230,12 @@ SAE_REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
-def assert_refused(answer: Response, field: str, home: Path) -> None:
+def assert_refused(answer: Response, field: str, home: Path, kept: int = 0) -> None:
     assert (answer.status_code, answer.data["code"]) == (400, "invalid"), answer.data
     assert field in answer.data["errors"]
     assert answer.data["errors"][field][0]
-    assert files_below(home) == []
-    assert Artifact.objects.count() == 0
+    assert len(files_below(home)) == 2 * kept
+    assert Artifact.objects.count() == kept
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from django.core.exceptions import ObjectDoesNotExist
 
+from jobs.exceptions import HandedOver
 from jobs.kind import Input, JobKind
 
 
@@ -41,6 +42,9 @@ class FakeContext:
     def input(self, parameter: str) -> Input:
         return self.inputs[parameter]
 
+    def hub_token(self) -> str | bool:
+        return False
+
     def artifact_path(self, artifact_id: str) -> Path:
         if artifact_id not in self.shelf.items:
             raise ObjectDoesNotExist
@@ -54,6 +58,9 @@ class FakeContext:
 
     def should_stop(self) -> bool:
         return self.stop_after is not None and len(self.reports) >= self.stop_after
+
+    def hand_over(self, stage: str) -> NoReturn:
+        raise HandedOver(stage)
 
     def artifact(self, type: str, name: str, manifest: Mapping[str, Any]) -> Path:
         identity = str(uuid.uuid4())
@@ -70,9 +77,11 @@ def run(
     job: str = "job",
     stop_after: int | None = None,
     finalize: bool = False,
+    stage: str = "",
     **params: Any,
 ) -> Any:
-    """Validate, check, estimate and run (or finalize) as the engine would; returns (result, context, estimate)."""
+    """Validate, check, estimate and run (or finalize, or go on at a stage) as the engine would; returns
+    (result, context, estimate)."""
     from jobs.artifacts import named
 
     serializer = kind.Params(data=params)
@@ -80,8 +89,10 @@ def run(
     given = serializer.validated_data
     inputs = {name: shelf.named(given[name]) for name in named(kind, given)}
     kind.check(given, inputs)
-    estimate = kind.estimate_stage("finalize", given, inputs) if finalize else kind.estimate(given, inputs)
+    later = "finalize" if finalize else stage
+    estimate = kind.estimate_stage(later, given, inputs) if later else kind.estimate(given, inputs)
     context = FakeContext(shelf, job, inputs)
+    context.stage = stage
     context.stop_after = stop_after
     act = kind.finalize if finalize else kind.run
     return act(context, given), context, estimate

@@ -103,7 +103,7 @@ def test_a_context_over_the_limit_is_refused_at_submit_f09() -> None:
         ([{"block": 3}], "blocks 0 to 2"),
         ([], "empty"),
         ([{"block": -1}], "greater than or equal to 0"),
-        ([{"block": 1, "site": "resid_mid"}], "resid_post"),
+        ([{"block": 1, "site": "head_out"}], "not a valid choice"),
         ([{"block": 1}, {"block": 1}], "twice"),
         ("all", "list"),
     ],
@@ -211,6 +211,15 @@ def test_values_for_all_are_for_those_that_take_them() -> None:
         ("standard", None, None, 5.0),
         ("lr 0.001", 4, None, None),
     ]
+
+
+def test_the_learning_rate_is_by_latents_and_steps_where_none_is_given() -> None:
+    from jobs.interp.sae.choices import default_lr
+
+    assert default_lr(2**14, 5000) == default_lr(2**14, 10**6) == pytest.approx(2e-4)
+    assert default_lr(2**16, 10**6) == pytest.approx(1e-4)
+    assert default_lr(2304, 293) == pytest.approx(2e-4 * (16384 / 2304) ** 0.5 * (5000 / 293) ** 0.5)
+    assert default_lr(64, 1) == 4e-3
 
 
 def test_a_transcoder_takes_the_pair_of_a_block() -> None:
@@ -322,13 +331,6 @@ def test_an_estimate_is_not_below_what_was_measured(
     need = formula(found, serializer.validated_data, inputs).memory_bytes
     assert need is not None
     assert 1.0 < need / 1e6 / peak_megabytes < 1.45
-
-
-def test_the_size_of_a_shard_is_the_one_of_the_mathematics() -> None:
-    from jobs.interp.activations import SHARD_TOKENS
-    from jobs.kinds.activation_extraction import SHARD_ROOM
-
-    assert SHARD_ROOM == SHARD_TOKENS
 
 
 def test_kinds_are_listed_checked_and_estimated_without_torch() -> None:

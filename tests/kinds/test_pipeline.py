@@ -238,7 +238,7 @@ def same_weights(one: Path, other: Path) -> bool:
 @pytest.mark.usefixtures("model")
 def test_several_saes_from_one_reading_are_each_what_they_are_alone(shelf: Shelf, import_root: Path) -> None:
     extract(shelf, import_root)
-    result, context, _ = train(shelf, k=8, variants=VARIANTS, ce_tokens=300)
+    result, context, _ = train(shelf, k=8, variants=VARIANTS, ce_tokens=300, tokens=3200)
     names = [sae["name"] for sae in result["saes"]]
     assert names == ["k 4", "small", "lr 0.001, seed 3"]
     metrics = set(context.metrics[-1][1])
@@ -248,13 +248,15 @@ def test_several_saes_from_one_reading_are_each_what_they_are_alone(shelf: Shelf
     made = [shelf.named(sae["artifact"]) for sae in result["saes"]]
     for variant, item, facts in zip(VARIANTS, made, result["saes"], strict=True):
         own = {key: value for key, value in variant.items() if key != "name"}
-        alone, *_ = train(shelf, job_name=item.id, **({"k": 8} | own), order_seed=0, ce_tokens=300)
+        alone, *_ = train(
+            shelf, job_name=item.id, **({"k": 8} | own), order_seed=0, ce_tokens=300, tokens=3200
+        )
         assert same_weights(item.path, shelf.named(alone["artifact"]).path)
         same = ("fvu", "l0", "cosine", "norm_ratio", "ce_recovered", "kl", "dead_fraction", "heldout_tokens")
         assert {key: facts[key] for key in same} == pytest.approx({key: alone[key] for key in same}, rel=1e-9)
         assert item.manifest["name"] == facts["name"]
     histogram = json.loads((context.out / "firing_histogram.json").read_text())
-    assert {name: sum(counts) for name, counts in histogram["series"].items()} == dict(
+    assert [(one["name"], sum(one["counts"])) for one in histogram["series"]] == list(
         zip(names, (64, 32, 64), strict=True)
     )
     json.dumps([result, *[item.manifest for item in made]], allow_nan=False)
@@ -303,7 +305,7 @@ def break_where_lr_is(lr: float, patch: pytest.MonkeyPatch) -> None:
 
 def train_live(shelf: Shelf, root: Path, **params: Any) -> Any:
     given = {"model": "ll", "corpus": str(root / "text.txt"), "site": {"block": 1}, "context_size": 16}
-    given |= {"d_sae": 64, "k": 4, "tokens": 12_800, "batch_size": 64, "lr": 5e-3, "max_tokens": 2000}
+    given |= {"d_sae": 64, "k": 4, "tokens": 6400, "batch_size": 64, "lr": 5e-3, "max_tokens": 2000}
     return run(
         TRAIN, shelf, job=params.pop("job_name", "live"), **(given | {"checkpoint_every": 50} | params)
     )
@@ -312,7 +314,7 @@ def train_live(shelf: Shelf, root: Path, **params: Any) -> Any:
 @pytest.mark.usefixtures("model")
 def test_straight_from_the_model_is_as_from_stored_activations(shelf: Shelf, import_root: Path) -> None:
     extract(shelf, import_root)
-    stored, *_ = train(shelf, outlier_ratio=None)
+    stored, *_ = train(shelf, outlier_ratio=None, tokens=6400)
     live, *_ = train_live(shelf, import_root, outlier_ratio=None)
     same = (
         "fvu",

@@ -44,7 +44,8 @@ def test_a_file_that_is_no_histogram_is_left_out(text: str, trained: Job) -> Non
     assert figures.result_figures(trained) == []
 
 
-SEVERAL = {"edges": HISTOGRAM["edges"], "series": {"k 8": [3, 0, 4, 5], "k 16": [1, 0, 0, 11]}}
+SEVERAL: dict[str, Any] = {"edges": HISTOGRAM["edges"], "series": []}
+SEVERAL["series"] = [{"name": "k 8", "counts": [3, 0, 4, 5]}, {"name": "k 16", "counts": [1, 0, 0, 11]}]
 
 
 def test_several_histograms_are_one_figure_that_plotly_accepts(trained: Job) -> None:

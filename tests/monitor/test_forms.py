@@ -6,6 +6,7 @@ import html
 import json
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,9 +46,11 @@ def test_every_kind_that_may_need_a_card_lets_people_choose_it(
         assert offered == ["auto", *(gpu.uuid for gpu in three_cards)]
 
 
-@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.needs_gpu == "never"])
-def test_a_kind_without_a_card_says_so(name: str, alice: User, three_cards: list[Gpu]) -> None:
-    page = signed_in(alice).get(f"/new/{name}/").content.decode()
+def test_a_kind_without_a_card_says_so(
+    alice: User, three_cards: list[Gpu], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(KINDS["model_download"]), "needs_gpu", "never")
+    page = signed_in(alice).get("/new/model_download/").content.decode()
     assert 'name="gpu"' not in page
     assert "needs no card" in page
 
@@ -318,6 +321,25 @@ def test_copy_as_curl_is_the_same_request(alice: User, three_cards: list[Gpu]) -
     assert words[:4] == ["curl", "-X", "POST", "http://testserver/api/v1/jobs/rehearsal/"]
     assert (body["steps"], body["gpu"], body["name"]) == (7, three_cards[1].uuid, "it's mine")
     assert body["on_card"] is True
+
+
+# What a corpus needs ------------------------------------------------------------------------------------
+def test_a_form_says_which_package_a_table_needs(
+    alice: User, three_cards: list[Gpu], tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from jobs import readable
+
+    monkeypatch.setattr(readable.importlib.util, "find_spec", lambda _name: None)
+    settings.MISTUDIO_IMPORT_ROOTS = [tmp_path]
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    manifest = {"n_layers": 2, "d_model": 8, "d_vocab": 9, "parameters": 99, "dtype": "float32"}
+    model = Artifact.objects.create(type="model", name="tiny", owner=alice, manifest=manifest)
+    typed = {"name": "", "model": str(model.pk), "corpus": str(tmp_path / "a.parquet"), "sites.block": "0"}
+    typed |= {"sites.site": "mlp_in"}
+    assert signed_in(alice).post("/new/activation_extraction/fit/", typed).status_code == 200
+    answer = signed_in(alice).post("/new/activation_extraction/", typed)
+    assert (answer.status_code, "needs the package pyarrow" in answer.content.decode()) == (400, True)
+    assert not Job.objects.exists()
 
 
 def test_several_saes_are_written_as_json_and_come_back_as_they_were(alice: User) -> None:

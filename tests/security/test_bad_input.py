@@ -249,6 +249,7 @@ def good_body(route: Route) -> dict[str, Any]:
         return dict.fromkeys(kind.Params().fields) | dict(kind.example) | {"gpu": 0}
     return {
         "tokens": {"name": "a", "scopes": ["read"], "expires_at": None},
+        "hub-token": {"token": "hf_123456789"},
         "gpu-fit": {"kind": "rehearsal", "params": {"steps": 1}, "gpu": 0},
         "{uuid}": {"enabled": True, "max_jobs": 1, "interactive_slots": 1, "note": "a"},
         "retry": {"gpu": 0, "from": "start", "params": {"steps": 1}},

@@ -86,6 +86,11 @@ PLACES: dict[str, dict[str, Place]] = {
     # REST: what lets people in
     "/api/v1/tokens": {"GET": Place(REDUCED, "read"), "POST": Place(USERS, "control")},
     "/api/v1/tokens/{id}": {"DELETE": Place(SELF, "control")},
+    "/api/v1/hub-token": {
+        "GET": Place(USERS, "read"),
+        "PUT": Place(USERS, "control"),
+        "DELETE": Place(USERS, "control"),
+    },
     "/api/v1/ws-ticket": {"POST": Place(USERS, "read")},
     "/metrics": LOOK,
     # Pages
@@ -125,6 +130,8 @@ PLACES: dict[str, dict[str, Place]] = {
     "/health": {"GET": Place(REDUCED)},
     "/health/watchdog": SEE,
     "/me": {"GET": Place(USERS), "POST": Place(USERS)},
+    "/me/hub-token": {"POST": Place(USERS)},
+    "/me/hub-token/forget": {"POST": Place(USERS)},
     "/tokens": {"GET": Place(REDUCED), "POST": Place(USERS)},
     "/tokens/{id}/revoke": {"POST": Place(SELF)},
     "/new": SEE,

@@ -11,9 +11,20 @@ from typing import Any
 
 from jobs.interp import sizes
 from jobs.interp.sae import choices
-from jobs.interp.sae.options import TRANSCODERS
+from jobs.interp.sae.options import Options
 
 Values = Mapping[str, Any]
+#: A token of a row in host memory (numbers above 256 are objects), for so many tokens at most: who knows how much text
+#: there is.
+TOKEN_BYTES, MOST_HELD = 36, 20_000_000
+#: Time of a step, TopK's being 1: measured with 512 dimensions, 4096 latents, one thread.
+STEP_COST = {
+    "matryoshka_batchtopk": 1.2,
+    "standard": 2.6,
+    "transcoder": 2.6,
+    "skip_transcoder": 3.0,
+    "gated": 4.2,
+}
 Parts = dict[str, int]
 
 
@@ -30,7 +41,10 @@ def training(
     phases = [batch | reading, *measuring(params, manifests, ce_rows, on_cpu=on_cpu)]
     loading = loading_model(params, manifests, on_cpu=on_cpu)
     parts = held | ({} if on_cpu else {"cuda": sizes.CUDA_BYTES}) | sizes.widest(*phases, *loading)
-    work = sum(float(params["tokens"] * width * member["d_sae"]) for member in members)
+    work = sum(
+        params["tokens"] * width * member["d_sae"] * STEP_COST.get(member["architecture"], 1.0)
+        for member in members
+    )
     if "activations" not in manifests:
         work += float(params["tokens"]) * manifests["model"]["parameters"]
     return {"parts": parts, "disk_bytes": disk, "work": work}
@@ -53,7 +67,7 @@ def width_of(manifests: Mapping[str, Values]) -> int:
 
 def held_bytes(members: list[dict[str, Any]], width: int) -> Parts:
     """Weights and moments of all from begin to end, and the gradients of one at a time."""
-    each = [sizes.topk_bytes(width, member["d_sae"]) for member in members]
+    each = [sizes.sae_bytes(member["architecture"], width, member["d_sae"]) for member in members]
     return {
         "sae": sum(one["sae"] for one in each),
         "gradients": max(one["gradients"] for one in each),
@@ -62,7 +76,10 @@ def held_bytes(members: list[dict[str, Any]], width: int) -> Parts:
 
 
 def batch_of(member: Values, width: int, batch_size: int) -> int:
-    return sizes.batch_bytes(width, member["d_sae"], member["k"] or 0, batch_size)
+    live = member.get("target_l0") or Options.target_l0
+    return sizes.batch_bytes(
+        member["architecture"], width, member["d_sae"], member["k"] or 0, batch_size, live
+    )
 
 
 def buffers(
@@ -71,14 +88,11 @@ def buffers(
     """Vectors waiting to be trained on. Stored ones lie in the host's memory, those of a model where the model is."""
     if "activations" in manifests:
         manifest = manifests["activations"]
-        sites = [len(choices.places(member, manifest["sites"]) or [0]) for member in members]
-        views = {
-            str(choices.places(member, manifest["sites"])): n
-            for member, n in zip(members, sites, strict=True)
-        }
+        read = [choices.places(member, manifest["sites"]) or [] for member in members]
+        views = {str(entries): len(entries) for entries in read}
         return {"buffer": sum(views.values()) * sizes.buffer_bytes(manifest)} if on_cpu else {}
     manifest = manifests["model"]
-    places = {(m["site"]["block"], place) for m in members for place in places_of(m)}
+    places = {(m["site"]["block"], place) for m in members for place in choices.reads(m)}
     tokens = params["model_batch_size"] * params["context_size"]
     number = 4 if on_cpu else sizes.WIDTHS.get(manifest["dtype"], 4)
     rows = min(sizes.BUFFER_BYTES // (number * manifest["d_model"]) + 2**14, needed_tokens(params))
@@ -87,11 +101,11 @@ def buffers(
         "forward": sizes.forward_bytes(manifest, tokens, on_cpu=on_cpu),
         "buffer": len(places) * rows * manifest["d_model"] * number,
     }
-    return found | ({"text": sizes.CORPUS_BYTES, "tokenizer": sizes.TOKENIZER_BYTES} if on_cpu else {})
-
-
-def places_of(member: Values) -> tuple[str, ...]:
-    return ("mlp_in", "mlp_out") if member["architecture"] in TRANSCODERS else (member["site"]["site"],)
+    if not on_cpu:
+        return found
+    text = sizes.CORPUS_BYTES if params["corpus"] == "english" else sizes.READER_BYTES
+    rows_held = TOKEN_BYTES * min(needed_tokens(params), MOST_HELD)
+    return found | {"text": text + rows_held, "tokenizer": sizes.TOKENIZER_BYTES}
 
 
 def needed_tokens(params: Values) -> int:

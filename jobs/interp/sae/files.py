@@ -19,7 +19,7 @@ from torch import Tensor
 
 from jobs.interp.errors import Unusable
 from jobs.interp.files import read_json, write_json, write_tensors
-from jobs.interp.sae.architectures import ARCHITECTURES, SAE, Options, shaped
+from jobs.interp.sae.architectures import ARCHITECTURES, SAE, Options
 
 #: The release whose layout is written. Without a version SAELens falls back to its parser of before 6.0.
 SAE_LENS_VERSION = "6.54.12"
@@ -111,12 +111,10 @@ def load_sae(folder: Path, *, device: str = "cpu") -> SAE:
     (d_in, d_sae), d_out = weights["W_enc"].shape, weights["W_dec"].shape[1]
     if config.get("rescale_acts_by_decoder_norm"):
         _fold_decoder_norms(weights)
-    architecture = config["architecture"]
-    if ARCHITECTURES[architecture].centres and not config.get("apply_b_dec_to_input", True):
+    cls = ARCHITECTURES[config["architecture"]]
+    if cls.centres and not config.get("apply_b_dec_to_input", True):
         _centre(weights)
-    # target_l0 is for thresholds to begin with; here they come from the file
-    options = Options(architecture, k=config.get("k", Options.k), target_l0=d_sae / 2)
-    sae = shaped(options, d_in, d_out, d_sae)
+    sae = cls.shaped(Options(cls.architecture, k=config.get("k", Options.k)), d_in, d_out, d_sae)
     _fill(sae, weights, folder)
     return sae.to(device)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -124,10 +125,7 @@ def order_seed(params: Values) -> int:
 
 
 def view_of(member: Values) -> View:
-    block = member["site"]["block"]
-    if member["architecture"] in choices.TRANSCODERS:
-        return (Site(block, "mlp_in"), Site(block, "mlp_out"))
-    return (Site(block, member["site"]["site"]),)
+    return tuple(Site(member["site"]["block"], place) for place in choices.reads(member))
 
 
 def short(view: View) -> str:
@@ -137,7 +135,7 @@ def short(view: View) -> str:
 
 
 def slug(words: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in words)
+    return re.sub(r"[^\w.]+", "-", words).strip("-")
 
 
 def settings_of(member: Values) -> Settings:

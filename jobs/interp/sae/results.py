@@ -125,6 +125,7 @@ def write_histogram(folder: Path, ground: Ground, reports: Mapping[int, Report])
     first = next(iter(found.values()))
     value: dict[str, Any] = first
     if ground.several:
-        series = {ground.members[number]["name"]: each["counts"] for number, each in found.items()}
+        names = {number: ground.members[number]["name"] for number in found}
+        series = [{"name": names[number], "counts": each["counts"]} for number, each in found.items()]
         value = {"edges": first["edges"], "series": series}
     write_json(folder / "firing_histogram.json", value)

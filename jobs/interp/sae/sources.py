@@ -22,6 +22,10 @@ from jobs.interp.tokens import Row
 HELDOUT_VECTORS = 131_072
 
 
+#: Done, total, unit and stage, as a job reports them.
+Standing = tuple[int, int, str, str]
+
+
 class Source(Protocol):
     """The data of a training. A view is the site of an autoencoder, or a transcoder's two."""
 
@@ -41,6 +45,9 @@ class Source(Protocol):
 
     def epoch(self, step: int) -> int:
         """The pass over the data, from 0, in which the batch of `step` begins."""
+
+    def stands(self, done: int, total: int, unit: str, stage: str) -> None:
+        """How far the job is, for what is told while the data are read."""
 
     def release(self) -> None:
         """The training is over: let go of what only it needs."""
@@ -104,6 +111,9 @@ class Stored:
     def epoch(self, step: int) -> int:
         return max(stream.shuffled.epoch(step) for stream in self.streams.values())
 
+    def stands(self, done: int, total: int, unit: str, stage: str) -> None:
+        pass
+
     def release(self) -> None:
         for stream in self.streams.values():
             stream.held = None
@@ -144,9 +154,10 @@ class Running:
         rows_per_pass: int,
         heldout_fraction: float,
         outlier_ratio: float | None,
-        on_tokens: Callable[[int], None] = lambda tokens: None,
+        on_tokens: Callable[[int, Standing], None] = lambda tokens, standing: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
+        self.standing: Standing = (0, 0, "", "reading")
         text = Text.divided(rows, excluded, heldout_fraction)
         self.live = Live(
             model,
@@ -155,7 +166,7 @@ class Running:
             batch_size=batch_size,
             seed=seed,
             rows_per_pass=rows_per_pass,
-            on_tokens=on_tokens,
+            on_tokens=lambda tokens: on_tokens(tokens, self.standing),
             should_stop=should_stop,
         )
         if memory.exists():
@@ -186,6 +197,9 @@ class Running:
 
     def epoch(self, step: int) -> int:
         return self.live.at(self.live.views[0]).epoch(step)
+
+    def stands(self, done: int, total: int, unit: str, stage: str) -> None:
+        self.standing = (done, total, unit, stage)
 
     def release(self) -> None:
         self.live.release()

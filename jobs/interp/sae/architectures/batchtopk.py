@@ -55,7 +55,7 @@ class BatchTopK(TopK):
         pre = self.pre_acts(x)
         code = self.selected(pre)
         if len(code.values):
-            self.smallest_kept.lerp_(code.values.min().double(), THRESHOLD_RATE)
+            self.smallest_kept.lerp_(code.values.min().to(self.smallest_kept.dtype), THRESHOLD_RATE)
             self.kept_steps += 1
         return sparse_step(self, x, target, pre, code, weights)
 

@@ -1,0 +1,178 @@
+"""Memory that does not grow with the corpus, names that another library gives, and a real card."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from jobs.interp.activations import Recipe, extract
+from jobs.interp.hooks import capture
+from jobs.interp.microbatches import MicroBatches
+from jobs.interp.site import HOOKS, Site
+from jobs.interp.tokens import Row, rows_of
+from tests.interp.conftest import LETTERS, MODELS, language_model
+from tests.interp.test_activations import DOCUMENTS
+
+ROOT = Path(__file__).parents[2]
+ORACLE = ROOT / ".venv-oracle" / "bin" / "python"
+
+# Peak of the process above what it held before, in MiB, of an extraction from a file.
+MEASURE = """
+import resource, sys, tempfile
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from jobs.interp import corpora
+from jobs.interp.activations import Recipe, extract
+from jobs.interp.site import Site
+from jobs.interp.tokens import RowStream
+from tests.interp.conftest import language_model
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+lm = language_model("LL")
+def go(path, most):
+    documents = corpora.open_corpus(path).documents
+    rows = RowStream(documents, lm.tokenizer, 32, max_tokens=most, bos_id=1)
+    with tempfile.TemporaryDirectory() as folder:
+        extract(lm, rows, Recipe((Site(0),), "bfloat16"), Path(folder) / "a", batch_size=256)
+
+go(sys.argv[1], 40_000)  # what any extraction takes
+before = peak()
+go(sys.argv[1], int(sys.argv[2]))
+print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("form", ["txt", "jsonl"])
+def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, form: str) -> None:
+    """64 MB of text, of which a million tokens are read: less than 24 MiB beyond what 40 000 tokens take."""
+    paragraph = (LETTERS * 40)[:1000]
+    with open(tmp_path / f"a.{form}", "w") as file:
+        for _ in range(64_000):
+            file.write(paragraph + "\n\n" if form == "txt" else json.dumps({"text": paragraph}) + "\n")
+    command = [sys.executable, "-c", MEASURE, str(tmp_path / f"a.{form}"), "1000000"]
+    grown = float(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+    print(f"{form}: {grown:.1f} MiB more")
+    assert grown < 24
+
+
+def folder_of_work(folder: Path, rows: list[Row]) -> None:
+    torch.set_num_threads(1)
+    extract(
+        language_model("LL"), iter(rows), Recipe((Site(1), Site(0, "attn_out")), shard_tokens=200), folder
+    )
+
+
+@pytest.mark.slow
+def test_kills_change_no_byte(tmp_path: Path) -> None:
+    """SIGKILL at random moments, in the middle of shards and files: in the end there is what a straight run gives."""
+    draw, rows = (
+        random.Random(0),
+        [Row(n, (1, *(4 + (n * 7 + i) % 30 for i in range(15)))) for n in range(2500)],
+    )
+    fork = multiprocessing.get_context("fork")
+    folder_of_work(tmp_path / "straight", rows)
+    kills, done = 0, False
+    while not done:
+        child = fork.Process(target=folder_of_work, args=(tmp_path / "killed", rows))
+        child.start()
+        child.join(draw.uniform(0.05, 0.6) if kills < 20 else None)
+        done = not child.is_alive()
+        if not done:
+            child.kill()
+            child.join()
+            kills += 1
+    print(f"{kills} kills")
+    assert kills >= 5
+    straight, killed = (
+        {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.suffix == ".safetensors"
+         and not path.name.startswith(".tmp-")}
+        for folder in (tmp_path / "straight", tmp_path / "killed")
+    )  # fmt: skip
+    assert straight == killed
+
+
+# What TransformerLens' bridge calls the same places, from the same weights.
+BRIDGE = """
+import json, sys
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformer_lens.model_bridge import TransformerBridge
+
+folder, out = sys.argv[1:3]
+model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+options = {"tokenizer": AutoTokenizer.from_pretrained(folder), "device": "cpu", "dtype": torch.float32}
+bridge = TransformerBridge.boot_transformers(folder, hf_model=model, **options)
+_, cache = bridge.run_with_cache(torch.tensor([json.loads(sys.argv[3])]), prepend_bos=False)
+names = [name for name in cache if name.startswith("blocks.1.")]
+save_file({name: cache[name][0].contiguous() for name in names if cache[name].ndim == 3}, out)
+"""
+
+
+@pytest.mark.oracle
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not ORACLE.exists(), reason="transformer_lens is not installed (make oracle)")
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_every_site_is_what_transformer_lens_calls_by_its_name(name: str, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    lm, ids = language_model(name), [1, 5, 9, 12, 7, 30, 8]
+    lm.model.save_pretrained(tmp_path / "model")
+    lm.tokenizer.save_pretrained(tmp_path / "model")
+    out = tmp_path / "cache.safetensors"
+    command = [str(ORACLE), "-c", BRIDGE, str(tmp_path / "model"), str(out), json.dumps(ids)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    theirs = load_file(out)
+    print(sorted(theirs))
+    for site in HOOKS:
+        if (name, site) == ("NX", "resid_mid"):
+            continue
+        place = Site(1, site)
+        ours = capture(lm.model, [place], input_ids=torch.tensor([ids]))[place][0]
+        torch.testing.assert_close(
+            ours, theirs[place.hook_name], atol=1e-4, rtol=1e-4, msg=f"{name} {place.hook_name}"
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")
+def test_a_card_that_is_too_small_halves_the_batch_and_gives_the_same_vectors(tmp_path: Path) -> None:
+    """A real lack of memory: the card is filled but for what a few rows take."""
+    lm = language_model("LL")
+    rows = rows_of(DOCUMENTS * 40, lm.tokenizer, 16, max_tokens=10_000, bos_id=1)
+    recipe = Recipe((Site(1), Site(0, "mlp_out")), "float32")
+    extract(lm, rows, recipe, tmp_path / "cpu", batch_size=64)
+    lm.model.to("cuda:0")
+    on_card = type(lm)(lm.model, lm.tokenizer, lm.name, "cuda:0")
+
+    def read(part: list[int]) -> bool:
+        torch.empty(len(part) * 2**30, dtype=torch.uint8, device="cuda:0")  # a GiB a row
+        return True
+
+    free = torch.cuda.mem_get_info()[0]
+    held = torch.empty(max(0, free - 6 * 2**30), dtype=torch.uint8, device="cuda:0")
+    parts = MicroBatches(64)
+    assert [list(part) for part, _ in parts.over(list(range(8)), read)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert parts.size == 4
+    summary = extract(on_card, rows, recipe, tmp_path / "card", batch_size=64)
+    assert summary["micro_batch"] == 64
+    del held
+    from tests.interp.test_extraction import stored
+
+    for site in recipe.sites:
+        found, expected = stored(tmp_path / "card", site), stored(tmp_path / "cpu", site)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
