@@ -420,7 +420,8 @@ def on_activations(
         heldout_fraction=params["heldout_fraction"],
         outlier_ratio=params["outlier_ratio"],
     )
-    return ground, source, folder and partial(loaded, context, folder, given.manifest["model"])
+    loading = partial(loaded, context, folder, given.manifest["model"]) if folder else None
+    return ground, source, loading
 
 
 def on_model(
