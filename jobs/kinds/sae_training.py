@@ -418,7 +418,8 @@ def on_activations(
         heldout_fraction=params["heldout_fraction"],
         outlier_ratio=params["outlier_ratio"],
     )
-    return ground, source, folder and partial(loaded, context, folder, given.manifest["model"])
+    loading = partial(loaded, context, folder, given.manifest["model"]) if folder else None
+    return ground, source, loading
 
 
 def on_model(
@@ -512,7 +513,7 @@ def trained(context: Context, params: Mapping[str, Any], ground: Ground, source:
     def progress(step: int, total: int, found: All, speed: float) -> None:
         source.stands(step, total, "steps", "train")
         context.report(step, total, "steps", stage="train", message=words_of(found, source.epoch(step - 1)))
-        context.metric(step, tokens_per_s=speed, **ground.named(found))
+        context.metric(step, **ground.named(found), tokens_per_s=speed)
 
     run.run(
         dict(enumerate(streams)),
