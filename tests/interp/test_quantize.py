@@ -265,11 +265,11 @@ def test_a_library_that_is_not_here_is_told_with_its_command_g56(
 # Before the weights are loaded --------------------------------------------------------------------------
 
 
-def test_the_places_that_a_model_has_are_named(any_model: LanguageModel) -> None:
+def test_the_places_that_a_model_lacks_are_named(any_model: LanguageModel) -> None:
     facts = anatomy.facts_of(any_model.model)
-    every = ["resid_pre", "attn_out", "resid_mid", "mlp_in", "mlp_out", "resid_post"]
-    parallel = any_model.name == "NX"
-    assert facts["sites"] == [site for site in every if not (parallel and site == "resid_mid")]
+    missing = facts["missing_sites"]
+    assert list(missing) == (["resid_mid"] if any_model.name == "NX" else [])
+    assert all(fact["blocks"] == list(range(facts["n_layers"])) for fact in missing.values())
     assert (facts["n_layers"], facts["n_heads"]) == (len(probe.blocks_of(any_model.model)[1]), 4)
     assert facts["tied_embeddings"] == (any_model.name in ("G2", "GE"))
 
