@@ -48,7 +48,7 @@ PACKED_BYTES = {"int8": 1.02, "nf4": 0.57}
 PACKING_BYTES, UNPACKING_BYTES = 24, 16
 #: The library and its tables, in host memory.
 LIBRARY_BYTES = 64 * 2**20
-#: Tokens of `probe.TEXT` that are read, at most; of most vocabularies it has about 220.
+#: Tokens of `probe.TEXT` that are read, at most; of usual vocabularies it has about 240.
 PROBE_TOKENS = 256
 
 
