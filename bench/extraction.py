@@ -5,9 +5,9 @@
 The blocks needed are a pass through the model cut off after the block: no later block, no head. Beside them what
 other libraries do when they are told to stop: transformer-lens' `stop_at_layer`, nnsight's `tracer.stop()`; each has
 a model of its own, and gives the same values. The demo's model, padded batches of the built-in corpus, float32 on
-a CPU. Ours is `extract` whole, with its files on the disk; the others keep nothing. In turns
-(`bench.side_by_side`). Takes the model that the demo left in `$MISTUDIO_HOME/cache/demo-model`; where a peer is not
-installed it is left out.
+a CPU. Ours is `extract` whole, with tokenizing and its files on the disk; the others keep nothing. A second side of
+ours takes all sites of the block: what a further one costs. In turns (`bench.side_by_side`). Takes the model that the
+demo left in `$MISTUDIO_HOME/cache/demo-model`; where a peer is not installed it is left out.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from bench.side_by_side import in_turns
 from jobs.interp import corpora, models, tokens
 from jobs.interp.activations import Recipe, extract
 from jobs.interp.hooks import capture
-from jobs.interp.site import Site, blocks_of
+from jobs.interp.site import HOOKS, Site, blocks_of
 from jobs.interp.tokens import Row, batches_by_length, pad
 
 CONTEXT, BATCH = 128, 8
 #: What a library makes of one padded batch: the block's output.
 Pass = Callable[[dict[str, Tensor]], Tensor]
+Documents = tuple[str, ...]
 
 
 def by_hook(folder: Path, block: int) -> Pass:
@@ -100,11 +101,17 @@ def speed_of(one: Pass, rows: list[Row], pad_id: int) -> Callable[[], float]:
     return speed
 
 
-def to_disk(model: models.LanguageModel, rows: list[Row], block: int) -> float:
+def to_disk(text: Documents, model: models.LanguageModel, max_tokens: int, sites: tuple[Site, ...]) -> float:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        extract(model, rows, Recipe((Site(block),)), Path(folder) / "a", batch_size=BATCH)
-    return sum(len(row.ids) for row in rows) / (time.perf_counter() - began)
+        found = extract(
+            model, rows_for(text, model, max_tokens), Recipe(sites), Path(folder) / "a", batch_size=BATCH
+        )
+    return found["tokens_read"] / (time.perf_counter() - began)
+
+
+def rows_for(text: Documents, model: models.LanguageModel, max_tokens: int) -> list[Row]:
+    return tokens.rows_of(text, model.tokenizer, CONTEXT, max_tokens=max_tokens, bos_id=model.bos_id)
 
 
 def same_values(model: models.LanguageModel, rows: list[Row], block: int, one: Pass) -> float:
@@ -121,9 +128,12 @@ def main() -> None:
     given |= {name: int(value) for name, value in (argument.split("=") for argument in sys.argv[1:])}
     block, folder = given["block"], Path(os.environ.get("MISTUDIO_HOME", "var")) / "cache" / "demo-model"
     model = models.load(folder)
-    text = corpora.english().documents
-    rows = tokens.rows_of(text, model.tokenizer, CONTEXT, max_tokens=given["tokens"], bos_id=model.bos_id)
-    sides: dict[str, Callable[[], float]] = {"ours": lambda: to_disk(model, rows, block)}
+    text, every = corpora.english().documents, tuple(Site(block, name) for name in HOOKS)
+    rows = rows_for(text, model, given["tokens"])
+    sides: dict[str, Callable[[], float]] = {
+        "ours": lambda: to_disk(text, model, given["tokens"], (Site(block),)),
+        f"ours, {len(every)} sites": lambda: to_disk(text, model, given["tokens"], every),
+    }
     for name, peer in PEERS.items():
         try:
             one = peer(folder, block)

@@ -7,8 +7,9 @@ step by batch         the same with 4608 latents: 100 to 10 000 tokens
 training by tokens    1024 latents on stored vectors, batch 1024: 20 k to 2 M tokens; memory is flat
 extraction by tokens  through block 2 of SmolLM2-135M: 1 k to 100 k tokens; memory is flat once a shard (16 k) is full
 
-For each size a fresh process. The exponent is the slope of log time over log size, over the whole series and over its
-upper half, where what a step costs at any size no longer counts; memory is the peak beside what the process had before.
+For each size a fresh process with one thread; CPU seconds, which other work on the machine hardly changes. The
+exponent is the slope of log time over log size, over the whole series and over its upper half, where what a step
+costs at any size no longer counts; memory is the peak beside what the process had before.
 Takes the demo's model, and the stored vectors of `bench.quality`.
 """
 
@@ -22,11 +23,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-
-from bench.side_by_side import beside_others
 
 HOME = Path(os.environ.get("MISTUDIO_HOME", "var"))
 WIDTH, K = 576, 32
@@ -34,14 +33,11 @@ WIDTH, K = 576, 32
 
 @dataclass(frozen=True)
 class Point:
-    """`seconds`: of the whole work at `size`; `memory_bytes`: peak beside what was there before it; `others`: cores
-    that other processes took meanwhile.
-    """
+    """`seconds`: CPU time of the whole work at `size`; `memory_bytes`: peak beside what was there before it."""
 
     size: int
     seconds: float
     memory_bytes: int
-    others: float = 0.0
 
 
 class Peak:
@@ -72,9 +68,9 @@ def step(d_sae: int, batch: int) -> tuple[float, int]:
     advance = step_of(Options(k=K), WIDTH, d_sae, batch=batch)
     x, taken = torch.randn(batch, WIDTH), list[float]()
     while len(taken) < 4 or (sum(taken) < 2 and len(taken) < 100):
-        began = time.perf_counter()
+        began = time.process_time()
         advance(x)
-        taken.append(time.perf_counter() - began)
+        taken.append(time.process_time() - began)
     return statistics.median(taken[1:]), peak.bytes()
 
 
@@ -92,9 +88,9 @@ def training_by_tokens(size: int) -> Point:
     from jobs.interp.sae.options import Options
 
     data = Data.open(stock(HOME), block=4)
-    peak, began = Peak(), time.perf_counter()
+    peak, began = Peak(), time.process_time()
     run(*training(Options(k=K), data.parts.train, d_sae=1024, tokens=size, batch=1024))
-    return Point(size, time.perf_counter() - began, peak.bytes())
+    return Point(size, time.process_time() - began, peak.bytes())
 
 
 def extraction_by_tokens(size: int) -> Point:
@@ -105,10 +101,10 @@ def extraction_by_tokens(size: int) -> Point:
     model = models.load(HOME / "cache" / "demo-model")
     text = corpora.english().documents
     rows = tokens.rows_of(text, model.tokenizer, 128, max_tokens=size, bos_id=model.bos_id)
-    peak, began = Peak(), time.perf_counter()
+    peak, began = Peak(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         extract(model, rows, Recipe((Site(2),)), Path(folder) / "a", batch_size=8)
-        return Point(size, time.perf_counter() - began, peak.bytes())
+        return Point(size, time.process_time() - began, peak.bytes())
 
 
 @dataclass(frozen=True)
@@ -137,15 +133,12 @@ def exponent(points: list[Point]) -> float:
     return statistics.linear_regression(xs, ys).slope
 
 
-def watched(work: Callable[[int], Point], size: int) -> Point:
-    found: list[Point] = []
+def alone(work: Callable[[int], Point], size: int) -> Point:
+    """In one thread: CPU seconds then hardly feel what else the machine does."""
+    import torch
 
-    def do() -> float:
-        found.append(work(size))
-        return found[-1].seconds
-
-    _, others = beside_others(do)
-    return replace(found[-1], others=others)
+    torch.set_num_threads(1)
+    return work(size)
 
 
 def show(series: Series) -> None:
@@ -153,11 +146,11 @@ def show(series: Series) -> None:
     points = []
     for size in series.sizes:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            point = pool.submit(watched, series.work, size).result()
+            point = pool.submit(alone, series.work, size).result()
         points.append(point)
         print(
             f"{size:9,}  {point.seconds:8.3f} s  {1e6 * point.seconds / size:9.2f} µs each  "
-            f"{point.memory_bytes / 2**20:7.0f} MiB, others {point.others:.2f} cores",
+            f"{point.memory_bytes / 2**20:7.0f} MiB",
             flush=True,
         )
     upper = points[len(points) // 2 :]

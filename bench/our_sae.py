@@ -12,6 +12,7 @@ from jobs.interp.reading import Selection
 from jobs.interp.sae.architectures import begin
 from jobs.interp.sae.options import Options
 from jobs.interp.sae.settings import Settings
+from jobs.interp.sae.together import sampled
 from jobs.interp.sae.train import Training
 from jobs.interp.shuffling import Shuffled
 
@@ -48,7 +49,8 @@ def training(
     """A training on stored vectors before its first step, and its batches; all else by default."""
     settings = Settings(d_sae=d_sae, options=options, tokens=tokens, batch_size=batch, lr=lr, **more)
     stream = Shuffled(rows, batch, seed=0)
-    return Training.begin(settings, stream, [rows.mean_norm()], device=device), stream
+    [sample] = sampled([stream], settings)
+    return Training.begin(settings, sample, [rows.mean_norm()], device=device), stream
 
 
 def run(training: Training, stream: Shuffled) -> None:
