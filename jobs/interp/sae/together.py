@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from safetensors.torch import load_file
+from torch import Tensor
 
 from jobs.interp.errors import NonFinite, Stopped, Unusable
 from jobs.interp.files import TEMPORARY, read_json, whole_folder, write_json, write_tensors
@@ -73,7 +74,7 @@ class Together:
             try:
                 if should_stop():
                     raise Stopped(f"Stopped before step {self.step + 1} of {total}.")
-                batches = {number: streams[number].batch(self.step) for number in self.going}
+                batches = self._batches(streams)
             except Stopped:
                 self._keep(checkpoints)
                 raise
@@ -111,6 +112,19 @@ class Together:
             for number, one in state["saes"].items()
         }
         return cls(trainings, lost, log_every=log_every)
+
+    def _batches(self, streams: Mapping[int, Stream]) -> dict[int, Tensor]:
+        """The next batch of each SAE where it is trained; what several read is brought there once."""
+        found: dict[int, Tensor] = {}
+        brought: list[tuple[Tensor, Tensor]] = []
+        for number, training in self.going.items():
+            batch = streams[number].batch(self.step)
+            there = next((moved for seen, moved in brought if seen is batch), None)
+            if there is None:
+                there = batch.to(training.device)
+                brought.append((batch, there))
+            found[number] = there
+        return found
 
     def _read(self, checkpoints: Path | None) -> All:
         found: dict[int, Metrics] = {}
