@@ -17,9 +17,8 @@ from rest_framework import serializers
 from rest_framework.exceptions import ParseError
 
 from gpus import rest
-from jobs import readable
-from jobs.interp import readers
-from jobs.interp.errors import Unusable
+from jobs.interp import extras, readers
+from jobs.interp.errors import MissingExtra, Unusable
 from jobs.interp.readers import DataFile
 
 Facts = dict[str, Any]
@@ -53,6 +52,8 @@ def corpus(folder: Path) -> Facts:
         facts = CORPORA[path.suffix](path)
     except UnicodeDecodeError:
         raise no("The file is not UTF-8 text.") from None
+    except MissingExtra as error:
+        raise rest.ApiError(400, error.reason, str(error), hint=error.hint) from error
     except Unusable as error:
         raise no(str(error).replace(path.name, "The file", 1)) from None
     if not facts["documents"]:
@@ -76,7 +77,7 @@ def json_lines(path: Path) -> Facts:
 
 def table(path: Path) -> Facts:
     """Rows and columns. Raises the 400 `missing_extra`."""
-    readable.require_pyarrow("A corpus in Parquet")
+    extras.require("tables")
     rows, columns = readers.shape_of_table(DataFile(path, path.name))
     return {"documents": rows, "fields": shown(columns), **tokenizer(path)}
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 from rest_framework import serializers
 
-from jobs import readable
+from jobs import extras
 from jobs.fields import HUB_DATA, is_path
 from jobs.interp import sizes
 from jobs.interp.documents import Documents, files_of, needs_pyarrow
@@ -30,12 +30,12 @@ def errors(
     params: Mapping[str, Any], inputs: Mapping[str, Input], model: Input | None
 ) -> dict[str, list[str]]:
     """What the files themselves say at a first look. Raises the 400 `missing_extra`."""
-    if HUB_DATA.match(params.get("corpus", "")):
-        readable.require_pyarrow("A data set of the Hub")
+    if HUB_DATA.match(params.get("corpus", "")):  # Parquet files
+        extras.require("tables")
     if not (files := files_named(params, inputs)):
         return {}
     if needs_pyarrow(files):
-        readable.require_pyarrow(f"Reading {files[0].name}")
+        extras.require("tables")
     documents = Documents(files, params.get("field", "text"))
     try:
         documents.first()

@@ -39,8 +39,8 @@ KNOWN: tuple[dict[str, Any], ...] = (
 
 
 #: Which way a number is better; of the others nobody can say.
-LESS = ("loss", "mse", "fvu", "dead_fraction", "dead_percent", "dead_features", "aux_loss", "ce_sae")
-MORE = ("explained_variance", "ce_recovered")
+LESS = ("loss", "mse", "fvu", "dead_fraction", "dead_percent", "dead_features", "aux_loss", "ce_sae", "kl")
+MORE = ("explained_variance", "ce_recovered", "cosine")
 
 #: What says how good a result is; its other numbers stand under "More".
 HEADLINES = (

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Sets miStudio up in this folder: `python3 scripts/setup.py [--quant] [--dev] [--oracle] [--peers]`.
+"""Sets miStudio up in this folder: `python3 scripts/setup.py [--quant] [--tables] [--dev] [--oracle] [--peers]`.
 
 Makes `.venv`, brings pip into it from its own hash-checked wheel, installs the pinned requirements, and
 unpacks the chart library's files. Needs a Python 3.11 to 3.13 and nothing else: no ensurepip, no pip, no
@@ -33,7 +33,8 @@ UPLOT = ("uplot-python", "1.1.1", "07c96cc34ff9107c3751fc31dfad48ccd6e86c6deebb8
 UPLOT_MEMBERS = ("uplot/static/uPlot.iife.js", "uplot/static/uPlot.min.css", "*.dist-info/licenses/LICENSE")
 UPLOT_FILES = ("uPlot.iife.js", "uPlot.min.css", "LICENSE")
 
-RUN, DEV, QUANT = "requirements.txt", "requirements-dev.txt", "requirements-quant.txt"
+RUN, DEV = "requirements.txt", "requirements-dev.txt"
+QUANT, TABLES = "requirements-quant.txt", "requirements-tables.txt"
 
 # With the CPU build of torch 1.7 GB are installed, and the largest wheel is there once more while it is
 # unpacked. The CUDA build takes 5.5 GB; which one comes is not known before pip has asked the index.
@@ -96,12 +97,17 @@ def require_disk(needed: int) -> None:
 # --- the steps --------------------------------------------------------------------------------------------
 
 
-def steps(dev: bool = False, oracle: bool = False, quant: bool = False, peers: bool = False) -> List[Step]:
+def steps(
+    dev: bool = False,
+    oracle: bool = False,
+    quant: bool = False,
+    tables: bool = False,
+    peers: bool = False,
+) -> List[Step]:
     main = Venv(ROOT, ".venv")
-    packages = (DEV, RUN, QUANT) if dev else (RUN,)
+    packages = (DEV, RUN, QUANT, TABLES) if dev else (RUN,)
     plan = [venv_step(main), pip_step(main), packages_step(main, *packages), uplot_step(main)]
-    if quant:
-        plan.append(packages_step(main, QUANT))
+    plan += [packages_step(main, name) for name, asked in ((QUANT, quant), (TABLES, tables)) if asked]
     if oracle:
         other = Venv(ROOT, ".venv-oracle")
         plan += [venv_step(other), pip_step(other), packages_step(other, "requirements-oracle.txt")]
@@ -240,6 +246,7 @@ def say(line: str) -> None:
 def options(arguments: Optional[List[str]]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Sets miStudio up in this folder.")
     parser.add_argument("--quant", action="store_true", help="also what quantized models need")
+    parser.add_argument("--tables", action="store_true", help="also what Parquet and Arrow files need")
     parser.add_argument("--dev", action="store_true", help="also what the tests and checks need")
     parser.add_argument(
         "--oracle", action="store_true", help="also the libraries that results are compared with"
@@ -254,7 +261,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         require_platform()
-        set_up(steps(chosen.dev, chosen.oracle, chosen.quant, chosen.peers))
+        set_up(steps(chosen.dev, chosen.oracle, chosen.quant, chosen.tables, chosen.peers))
     except SetupError as error:
         print(f"\nSet-up stopped. {error}", file=sys.stderr)
         return 1

@@ -315,8 +315,11 @@ def bare(folder: Path, parcels: dict[str, bytes]) -> Path:
     shutil.copy(ROOT / "jobs" / "wheels.py", folder / "jobs")
     (folder / "constraints.txt").write_text("")
     (folder / "requirements.txt").write_text("tiny==1.0\n")
-    (folder / "requirements-dev.txt").write_text("-r requirements.txt\n-r requirements-quant.txt\n")
+    (folder / "requirements-dev.txt").write_text(
+        "-r requirements.txt\n-r requirements-quant.txt\n-r requirements-tables.txt\n"
+    )
     (folder / "requirements-quant.txt").write_text("tinier==1.0\n")
+    (folder / "requirements-tables.txt").write_text("")
     swap_hash(folder / "scripts" / "pip_wheel.py", "PIP_SHA256 = ", parcels["pip-26.3-py3-none-any.whl"])
     swap_hash(folder / "scripts" / "setup.py", "UPLOT = ", parcels["uplot_python-1.1.1-py3-none-any.whl"])
     return folder

@@ -60,7 +60,7 @@ def _not_a_model(folder: Path) -> str:
 
 
 def facts_of(model: nn.Module) -> dict[str, Any]:
-    """n_layers, d_model, d_vocab, n_heads, tied_embeddings, and `sites`: the places that its first block has.
+    """n_layers, d_model, d_vocab, n_heads, tied_embeddings, and `missing_sites` (below).
 
     Raises `Unusable` when no list of transformer blocks is found.
     """
@@ -75,16 +75,20 @@ def facts_of(model: nn.Module) -> dict[str, Any]:
         "d_vocab": table.shape[0],
         "n_heads": getattr(text, "num_attention_heads", None),
         "tied_embeddings": head is not None and head.weight is table,
-        "sites": [name for name in HOOKS if _has(model, name)],
+        "missing_sites": missing_sites(model),
     }
 
 
-def _has(model: nn.Module, site: str) -> bool:
-    try:
-        place_of(model, Site(0, site))
-    except Unusable:
-        return False
-    return True
+def missing_sites(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """For each place that some blocks lack: their numbers (`blocks`) and the reason (`why`)."""
+    found: dict[str, dict[str, Any]] = {}
+    for block in range(len(blocks_of(model)[1])):
+        for site in HOOKS:
+            try:
+                place_of(model, Site(block, site))
+            except Unusable as error:
+                found.setdefault(site, {"blocks": [], "why": str(error)})["blocks"].append(block)
+    return found
 
 
 def eligible(model: Any) -> dict[str, nn.Module]:

@@ -7,7 +7,10 @@ from importlib.util import find_spec
 from jobs.interp.errors import MissingExtra
 
 #: By extra: what is imported, and for what.
-EXTRAS = {"quant": ("bitsandbytes", "Quantized weights (int8, nf4)")}
+EXTRAS = {
+    "quant": ("bitsandbytes", "Quantized weights (int8, nf4)"),
+    "tables": ("pyarrow", "Parquet and Arrow files"),
+}
 
 
 def command_of(extra: str) -> str:

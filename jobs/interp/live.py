@@ -279,7 +279,9 @@ class _At:
 
 def state_of(measured: Measured) -> dict[str, Any]:
     """The same as JSON: what was measured once holds for the whole training, also on another card."""
-    limits = measured.limits and {site.hook_name: value.hex() for site, value in measured.limits.items()}
+    limits = None
+    if measured.limits is not None:
+        limits = {site.hook_name: value.hex() for site, value in measured.limits.items()}
     norms = {_name(view): [value.hex() for value in values] for view, values in measured.norms.items()}
     dropped = {_name(view): count for view, count in measured.dropped.items()}
     return {"limits": limits, "norms": norms, "dropped": dropped}
@@ -289,7 +291,9 @@ def measured_of(state: dict[str, Any], views: Iterable[View]) -> Measured:
     """`state_of` read back."""
     views = tuple(views)
     sites = {site.hook_name: site for view in views for site in view}
-    limits = state["limits"] and {sites[name]: float.fromhex(v) for name, v in state["limits"].items()}
+    limits: dict[Site, float] | None = None
+    if state["limits"] is not None:
+        limits = {sites[name]: float.fromhex(value) for name, value in state["limits"].items()}
     norms = {view: tuple(float.fromhex(v) for v in state["norms"][_name(view)]) for view in views}
     return Measured(limits, norms, {view: state["dropped"][_name(view)] for view in views})
 

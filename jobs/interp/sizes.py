@@ -48,7 +48,7 @@ PACKED_BYTES = {"int8": 1.02, "nf4": 0.57}
 PACKING_BYTES, UNPACKING_BYTES = 24, 16
 #: The library and its tables, in host memory.
 LIBRARY_BYTES = 64 * 2**20
-#: Tokens of `probe.TEXT` that are read, at most; of most vocabularies it has about 220.
+#: Tokens of `probe.TEXT` that are read, at most; of usual vocabularies it has about 240.
 PROBE_TOKENS = 256
 
 
@@ -74,9 +74,9 @@ def forward_bytes(manifest: Mapping[str, Any], tokens: int, *, on_cpu: bool, log
 
 
 def captured_bytes(manifest: Mapping[str, Any], tokens: int, sites: int, *, on_cpu: bool) -> int:
-    """What hooks hold until the pass is over, and one site's kept vectors while they are taken out."""
+    """What hooks hold until the pass is over. Taking it out then needs less than the pass has let go of."""
     width = 4 if on_cpu else WIDTHS.get(manifest["dtype"], 4)
-    return tokens * manifest["d_model"] * width * (sites + 2)
+    return tokens * manifest["d_model"] * width * sites
 
 
 def clean_bytes(manifest: Mapping[str, Any], tokens: int, *, on_cpu: bool) -> int:

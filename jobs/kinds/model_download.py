@@ -125,7 +125,7 @@ class Kind(JobKind):
         )
 
     def run(self, context: Context, params: Mapping[str, Any]) -> dict[str, Any]:
-        from jobs.interp import files, headers, models, offered
+        from jobs.interp import files, headers, models
         from jobs.interp.repository import MODEL_FILES
 
         if context.stage == QUANTIZE:
@@ -142,7 +142,6 @@ class Kind(JobKind):
             models.save_as(folder, converted, models.DTYPES[params["dtype"]])
             folder = converted
         facts = models.describe(folder) | {"repository": source.repository, "revision": source.revision}
-        facts |= {"missing_sites": offered.missing_sites(folder)}
         copy = source.changeable and folder != converted
         target = context.artifact("model", source.name, facts)
         files.bring(folder, target, names=MODEL_FILES, copy=copy)
@@ -183,7 +182,7 @@ def set_aside(context: Context, source: Source, folder: Path, scheme: str) -> No
 
 def quantized(context: Context, scheme: str) -> dict[str, Any]:
     """On the card: what was fetched becomes an artifact with packed weights, and what that changed is measured."""
-    from jobs.interp import files, models, offered, quantize
+    from jobs.interp import files, models, quantize
     from jobs.interp.repository import MODEL_FILES
 
     def step(done: int, what: str) -> None:
@@ -196,7 +195,6 @@ def quantized(context: Context, scheme: str) -> dict[str, Any]:
         folder, packed, scheme, device=context.device, on_step=step, should_stop=context.should_stop
     )
     facts = models.describe(packed) | {"repository": source.repository, "revision": source.revision} | numbers
-    facts |= {"missing_sites": offered.missing_sites(folder)}
     name = f"{source.name}-{scheme}"
     files.bring(packed, context.artifact("model", name, facts), names=MODEL_FILES)
     files.remove(folder)

@@ -12,7 +12,7 @@ from rest_framework import serializers
 
 from jobs import extras, texts
 from jobs.exceptions import JobRejected
-from jobs.fields import SITES, ArtifactField, CorpusField, SiteField, is_path
+from jobs.fields import ArtifactField, CorpusField, SiteField, is_path
 from jobs.kind import Context, Estimate, Input, JobKind
 
 if TYPE_CHECKING:
@@ -374,8 +374,6 @@ def missing_words(member: Mapping[str, Any], manifest: Mapping[str, Any]) -> str
         missing = manifest.get("missing_sites", {}).get(place, {})
         if block in missing.get("blocks", ()):
             return f"Block {block} has no {place}: {missing['why']}"
-        if place not in manifest.get("sites", SITES):
-            return f"The model has no {place}; it has {', '.join(manifest['sites'])}."
     return ""
 
 
@@ -420,7 +418,8 @@ def on_activations(
         heldout_fraction=params["heldout_fraction"],
         outlier_ratio=params["outlier_ratio"],
     )
-    return ground, source, folder and partial(loaded, context, folder, given.manifest["model"])
+    loading = partial(loaded, context, folder, given.manifest["model"]) if folder else None
+    return ground, source, loading
 
 
 def on_model(
@@ -453,7 +452,7 @@ def on_model(
         rows,
         model.special_ids if params["exclude_special"] else (),
         ground.views,
-        context.checkpoints / "measured.json",
+        context.checkpoints / ".measured.json",  # hidden: it is no checkpoint that a retry could go on from
         batch_size=params["batch_size"],
         seed=ground.order_seed,
         rows_per_pass=params["model_batch_size"],
@@ -514,7 +513,7 @@ def trained(context: Context, params: Mapping[str, Any], ground: Ground, source:
     def progress(step: int, total: int, found: All, speed: float) -> None:
         source.stands(step, total, "steps", "train")
         context.report(step, total, "steps", stage="train", message=words_of(found, source.epoch(step - 1)))
-        context.metric(step, tokens_per_s=speed, **ground.named(found))
+        context.metric(step, **ground.named(found), tokens_per_s=speed)
 
     run.run(
         dict(enumerate(streams)),

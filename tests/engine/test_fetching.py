@@ -104,7 +104,6 @@ def test_half_a_gigabyte_survives_four_cuts_and_a_kill(rig: System, hub: Hub, tm
     assert 0 <= requests[killed - 1].start + requests[killed - 1].count - arrived < ON_THE_WAY
     ratio = hub.served("model.safetensors") / source.stat().st_size
     print(f"served {ratio:.4f} times its size in {len(requests)} requests")
-    assert "owner/Big model.safetensors: Broken; going on in 0.5 s" in str(rig.get(f"jobs/{job['id']}/log/"))
     assert rig.job(job["id"])["attempt"] == 2 and ratio < 1 + ON_THE_WAY / (500 * MB)
 
 

@@ -54,4 +54,4 @@ def test_memory_does_not_grow_with_the_activations(tmp_path: Path) -> None:
     print(f"24 shards: {small}, 240 shards: {large} bytes")
     assert large[0] < 16 * 2**20  # their numbers are gone through shard by shard
     assert 40 * 2**20 < large[1] < 128 * 2**20  # two buffers, shards being copied, what the allocator keeps
-    assert large[1] - small[1] < 24 * 2**20  # of 864 MiB more
+    assert large[1] - small[1] < 40 * 2**20  # of 864 MiB more: a filling of the buffer, at most

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from safetensors.numpy import save_file
 
@@ -135,7 +136,7 @@ def test_files_of_different_tokenizers_are_refused(tmp_path: Path) -> None:
 
 # Tables (with pyarrow) ----------------------------------------------------------------------------------
 def table(**columns: Any) -> Any:
-    return pytest.importorskip("pyarrow").table(columns)
+    return pyarrow.table(columns)
 
 
 def test_a_column_of_a_parquet_file_is_read(tmp_path: Path) -> None:

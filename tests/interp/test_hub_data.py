@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
+import pyarrow.parquet
 import pytest
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
@@ -32,8 +33,8 @@ class Hub:
         assert repo_type == "dataset"
         self.fetched.append((name, revision))
         path = self.folder / name.replace("/", "-")
-        table = pytest.importorskip("pyarrow").table({"text": [f"{name} a", f"{name} b"]})
-        pytest.importorskip("pyarrow.parquet").write_table(table, path)
+        table = pyarrow.table({"text": [f"{name} a", f"{name} b"]})
+        pyarrow.parquet.write_table(table, path)
         return str(path)
 
 
@@ -52,7 +53,6 @@ TRAIN = ["data/train-00000.parquet", "data/train-00001.parquet"]
 
 
 def test_only_parquet_of_the_split_is_named_and_nothing_fetched_before_its_turn(play: Any) -> None:
-    pytest.importorskip("pyarrow")
     played = play({None: [*TRAIN, "data/test-00000.parquet", "loader.py", "README.md"]})
     files, commit = hub_data.tables("a/b", None, "train")
     assert ([file.name for file in files], commit) == (

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from jobs.interp.sae.architectures import Aux, Step, TopK, Weights
+from jobs.interp.sae.architectures import Aux, Options, Step, TopK, Weights
+from jobs.interp.sae.settings import Settings
 from jobs.interp.sae.sparse import ByLatent, Code, products, weighted_rows
-from jobs.interp.sae.train import Settings
 from tests.interp.conftest import s8
 
 OFF = Aux(k=4, coefficient=0.0)
@@ -125,10 +125,12 @@ def test_the_auxiliary_reconstruction_has_no_decoder_bias_f16(x: Tensor) -> None
 
 def test_the_auxiliary_loss_takes_half_the_width_of_the_input_f16() -> None:
     """k is min(8 / 2, 4 dead) = 4, whatever the number of latents; all four of them at their full weight."""
-    aux = Settings(d_sae=24, k=4, tokens=32).aux(d_in=8)
+    options = Options("topk", k=4)
+    aux = Settings(d_sae=24, options=options, tokens=32).aux(8)
     assert (aux.k, aux.coefficient) == (4, 1 / 32)
-    assert Settings(d_sae=4608, k=32, tokens=32).aux(d_in=576).k == 288
-    assert Settings(d_sae=24, k=4, tokens=32, aux_k=0).aux(d_in=8).k == 0
+    assert Settings(d_sae=4608, options=options, tokens=32).aux(576).k == 288
+    assert Settings(d_sae=24, options=options, tokens=32, aux_k=0).aux(8).k == 0
+    assert Settings(d_sae=24, options=Options("gated"), tokens=32).aux(8).k == 0
 
 
 def test_projection_leaves_what_turns_the_directions(x: Tensor) -> None:

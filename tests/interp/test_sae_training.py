@@ -424,6 +424,9 @@ def test_a_resampled_latent_has_everything_anew_and_no_other_changes() -> None:
         training.sae.b_enc[:3] = -1e6
     for step in range(4):
         training.advance(pairs.batch(step))
+    for state in training.adam.state.values():  # those of latents that never fired are still zero
+        state["exp_avg"] += 1
+        state["exp_avg_sq"] += 1
     dead, live = training.dead, ~training.dead
     before = {name: tensor.clone() for name, tensor in training.tensors().items()}
     x, target = _sides(pairs.batch(4), training.scales)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from django.conf import settings as django_settings
 from django.contrib.auth.models import User
@@ -115,18 +116,18 @@ def test_a_corpus_may_be_json_lines_or_rows_of_tokens(alice: User, home: Path) -
 def test_a_corpus_in_parquet_needs_the_package(
     alice: User, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from jobs import readable
+    from jobs.interp import extras
 
-    monkeypatch.setattr(readable.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(extras, "find_spec", lambda _name: None)
     answer = post(alice, file=[("a.parquet", b"PAR1")])
     assert (answer.status_code, answer.data["code"]) == (400, "missing_extra")
-    assert "pip install pyarrow==" in answer.data["hint"]
+    assert answer.data["hint"] == "python3 scripts/setup.py --tables"
     assert files_below(home) == []
 
 
 def test_a_corpus_may_be_a_table(alice: User, home: Path) -> None:
-    table = pytest.importorskip("pyarrow").table({"text": ["a", "b"], "id": [1, 2]})
-    pytest.importorskip("pyarrow.parquet").write_table(table, written := BytesIO())
+    table = pyarrow.table({"text": ["a", "b"], "id": [1, 2]})
+    pyarrow.parquet.write_table(table, written := BytesIO())
     made = post(alice, file=[("a.parquet", written.getvalue())]).data["manifest"]
     assert (made["documents"], made["fields"]) == (2, ["text", "id"])
     assert_refused(post(alice, name="b", file=[("a.parquet", b"PAR1")]), "file", home, kept=1)

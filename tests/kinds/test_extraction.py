@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 from rest_framework.exceptions import ValidationError
 from safetensors.numpy import save_file as save_numpy
 from safetensors.torch import load_file
 
-from gpus.rest import ApiError
-from jobs import readable, registry
+from jobs import registry
 from jobs.exceptions import JobRejected
+from jobs.interp import extras
 from jobs.interp.errors import Unusable
 from jobs.interp.hooks import capture
 from jobs.interp.models import LanguageModel
@@ -178,8 +179,8 @@ def test_files_of_a_cache_are_read_by_the_names_of_their_links(
 
 
 def test_a_table_is_read_by_its_column(shelf: Shelf, import_root: Path, ll: LanguageModel) -> None:
-    table = pytest.importorskip("pyarrow").table({"body": ["abc", "de"]})
-    pytest.importorskip("pyarrow.parquet").write_table(table, import_root / "a.parquet")
+    table = pyarrow.table({"body": ["abc", "de"]})
+    pyarrow.parquet.write_table(table, import_root / "a.parquet")
     assert extract(shelf, import_root / "a.parquet", field="body")["tokens"] == 5
     assert "no column 'text'; it has body" in refusal(shelf, corpus=import_root / "a.parquet")["field"]
 
@@ -187,13 +188,11 @@ def test_a_table_is_read_by_its_column(shelf: Shelf, import_root: Path, ll: Lang
 def test_without_the_package_a_table_is_a_missing_extra(
     shelf: Shelf, import_root: Path, ll: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readable.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(extras, "find_spec", lambda _name: None)
     (import_root / "a.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ApiError) as found:
+    with pytest.raises(JobRejected, match="Parquet and Arrow files need pyarrow") as found:
         extract(shelf, import_root / "a.parquet")
-    assert (found.value.status_code, found.value.code) == (400, "missing_extra")
-    assert "a.parquet needs the package pyarrow" in str(found.value.detail)
-    assert "pip install pyarrow==" in found.value.extra["hint"]
+    assert (found.value.reason, found.value.hint) == ("missing_extra", "python3 scripts/setup.py --tables")
 
 
 def test_an_uploaded_corpus_of_json_lines_is_read(shelf: Shelf, ll: LanguageModel) -> None:
@@ -216,8 +215,8 @@ def test_a_data_set_of_the_hub_is_spelled_with_its_owner(name: str) -> None:
 def test_a_data_set_of_the_hub_needs_pyarrow_at_the_submit(
     ll: LanguageModel, shelf: Shelf, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(readable.importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(ApiError, match="A data set of the Hub needs the package pyarrow"):
+    monkeypatch.setattr(extras, "find_spec", lambda _name: None)
+    with pytest.raises(JobRejected, match="need pyarrow"):
         extract(shelf, "hf:owner/name@main")
 
 
@@ -226,7 +225,6 @@ def test_a_data_set_of_the_hub_is_read_file_by_file(
 ) -> None:
     import huggingface_hub
 
-    pytest.importorskip("pyarrow")
     played = Hub(tmp_path, {"v1": ["train-0.parquet", "train-1.parquet", "train-2.parquet"]}, None)
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: played)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", played.download)

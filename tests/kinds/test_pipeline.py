@@ -348,7 +348,7 @@ def test_straight_from_the_model_is_as_from_stored_activations(shelf: Shelf, imp
     assert {key: one["metadata"][key] for key in told} == {key: other["metadata"][key] for key in told}
     assert one["metadata"]["mistudio"]["model"] == other["metadata"]["mistudio"]["model"]
     assert live["artifact"] == "ll-text-b1-topk-64-k4"
-    assert (shelf.folder / "live" / "checkpoints" / "measured.json").is_file()
+    assert (shelf.folder / "live" / "checkpoints" / ".measured.json").is_file()
 
 
 @pytest.mark.usefixtures("model")

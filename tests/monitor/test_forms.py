@@ -327,9 +327,9 @@ def test_copy_as_curl_is_the_same_request(alice: User, three_cards: list[Gpu]) -
 def test_a_form_says_which_package_a_table_needs(
     alice: User, three_cards: list[Gpu], tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from jobs import readable
+    from jobs.interp import extras
 
-    monkeypatch.setattr(readable.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(extras, "find_spec", lambda _name: None)
     settings.MISTUDIO_IMPORT_ROOTS = [tmp_path]
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     manifest = {"n_layers": 2, "d_model": 8, "d_vocab": 9, "parameters": 99, "dtype": "float32"}
@@ -338,7 +338,7 @@ def test_a_form_says_which_package_a_table_needs(
     typed |= {"sites.site": "mlp_in"}
     assert signed_in(alice).post("/new/activation_extraction/fit/", typed).status_code == 200
     answer = signed_in(alice).post("/new/activation_extraction/", typed)
-    assert (answer.status_code, "needs the package pyarrow" in answer.content.decode()) == (400, True)
+    assert (answer.status_code, "need pyarrow" in answer.content.decode()) == (400, True)
     assert not Job.objects.exists()
 
 

@@ -128,10 +128,10 @@ def unused_words(name: str, architecture: str, takers: Sequence[str]) -> str:
     return f"{architecture} does not take {name}; {', '.join(takers)} {'do' if len(takers) > 1 else 'does'}."
 
 
-def weight(member: Values) -> float | None:
-    """The weight of an SAE's sparsity penalty; `None` for those that count live latents."""
+def weight(member: Values) -> float:
+    """The weight of an SAE's sparsity penalty; 0 for those that count live latents."""
     name = SPARSITY[member["architecture"]][0]
-    return None if name == "k" else member[name]
+    return 0.0 if name == "k" else member[name]
 
 
 def reads(member: Values) -> tuple[str, ...]:

@@ -72,7 +72,7 @@ def saturated(ground: Ground, found: list[dict[str, Any]]) -> str:
     """A sentence for weights of sparsity that do nothing any more; empty where each does something."""
     told = []
     rows = zip(ground.members, ground.views, found, strict=True)
-    known = [row for row in rows if "fvu" in row[2] and choices.weight(row[0]) is not None]
+    known = [row for row in rows if "fvu" in row[2] and choices.weight(row[0])]
     for (one, view, mine), (other, their_view, theirs) in combinations(known, 2):
         same = all(one[name] == other[name] for name in ("architecture", "d_sae", "lr"))
         weights = sorted((choices.weight(one), choices.weight(other)))

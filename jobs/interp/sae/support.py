@@ -15,7 +15,8 @@ from torch import Tensor
 
 from jobs.interp.sae.sparse import ByLatent, Code, products, weighted_rows
 
-#: Of all places: where fewer are live, products over live ones alone are faster than dense ones, on CPUs.
+#: Of all places: where fewer are live, products over live ones alone are faster than dense ones. On two cores a step
+#: (576 → 4608, 4096 tokens) then takes half the time, and as long at 0.15; on cards dense products win sooner.
 SPARSE_BELOW = 0.06
 
 
