@@ -1,11 +1,11 @@
-"""Claim: twice the work takes twice the time, over two decades; memory does not grow with the length of a run.
+"""Claim: twice the work takes twice the time, over two decades; memory does not grow with the length of a training.
 
     MISTUDIO_HOME=... .venv/bin/python -m bench.growth [words of series]
 
 step by latents       a TopK training step, 576 wide, batch 1024, k 32: 1 k to 100 k latents
 step by batch         the same with 4608 latents: 100 to 10 000 tokens
 training by tokens    1024 latents on stored vectors, batch 1024: 20 k to 2 M tokens; memory is flat
-extraction by tokens  through block 2 of SmolLM2-135M: 1 k to 100 k tokens; memory is flat once a shard (16 k) is full
+extraction by tokens  through block 2 of SmolLM2-135M: 1 k to 100 k tokens; memory is a few shards (16 k tokens)
 
 For each size a fresh process with one thread; CPU seconds, which other work on the machine hardly changes. The
 exponent is the slope of log time over log size, over the whole series and over its upper half, where what a step
