@@ -37,15 +37,12 @@ def made(system: System, request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def within(system: System, job: dict[str, Any]) -> None:
-    """The last stage took no more than its estimate, and not far less."""
+    """The last stage took no more than its estimate. How much less it took is `bench.estimates`' question: the peak
+    that a job has is one of samples, and these stages are shorter than the time between two."""
     assert job["status"] == "succeeded", job["error"]
     wait_until(lambda: system.job(job["id"])["peak_memory_bytes"], "no peak was written", timeout=10)
     job = system.job(job["id"])
-    ratio = job["estimate"]["memory_bytes"] / job["peak_memory_bytes"]
-    print(
-        job["kind"], f"{job['peak_memory_bytes'] / 1e6:.0f} MB, estimate {ratio:.2f} times", job["estimate"]
-    )
-    assert 1 <= ratio < 1.6
+    assert job["peak_memory_bytes"] <= job["estimate"]["memory_bytes"]
 
 
 def test_the_card_is_taken_after_the_fetch(system: System, made: dict[str, Any]) -> None:
