@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import namedtuple
 from datetime import timedelta
 from typing import Any
@@ -11,7 +12,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from gpus.models import Gpu, Host
-from jobs import arrival, dispatch, placement, readiness, requeue
+from jobs import arrival, dispatch, placement, requeue
 from jobs.exceptions import JobRejected
 from jobs.memory import GIB
 from jobs.models import Job, Outcome, Status
@@ -146,7 +147,7 @@ def test_a_disk_without_room_refuses_with_the_numbers(
     alice: User, three_cards: list[Gpu], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(readiness.shutil, "disk_usage", lambda path: usage(100 * GIB, 90 * GIB, 10 * GIB))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100 * GIB, 90 * GIB, 10 * GIB))
     fits = after_dispatch(make_job(alice, estimate={"memory_bytes": 1, "disk_bytes": 5 * GIB}))
     assert fits.status == "starting"
     refused = after_dispatch(make_job(alice, estimate={"memory_bytes": 1, "disk_bytes": 5 * GIB + 1}))
@@ -260,6 +261,6 @@ def test_a_full_disk_does_not_end_a_job_that_has_its_files_there(
     alice: User, three_cards: list[Gpu], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(readiness.shutil, "disk_usage", lambda path: usage(100 * GIB, 99 * GIB, GIB))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100 * GIB, 99 * GIB, GIB))
     job = make_job(alice, estimate={"memory_bytes": 1, "disk_bytes": 5 * GIB}, attempt=1)
     assert after_dispatch(job).status == "starting"
