@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -115,6 +117,35 @@ def test_it_stops_between_passes_of_the_model(LL: LanguageModel, rows: list[Row]
         source.batch(0)
     assert len(read) == 3
     assert sum(read) <= 3 * 4 * 16
+
+
+def test_the_old_buffer_is_gone_when_the_next_one_is_filled(
+    LL: LanguageModel, rows: list[Row], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, read = live(LL, rows), Live._vectors
+    filled: list[weakref.ref[torch.Tensor]] = []
+
+    def vectors(self: Live, units: Sequence[Sequence[Row]]) -> dict[Site, torch.Tensor]:
+        assert [buffer() for buffer in filled] == [None] * len(filled)
+        found = read(self, units)
+        filled.append(weakref.ref(found[SITE]))
+        return found
+
+    monkeypatch.setattr(Live, "_vectors", vectors)
+    for step in range(6):
+        source.batch(step)  # some begin in one buffer and end in the next
+    assert len(filled) > 2
+
+
+def test_what_is_measured_comes_in_pieces_however_wide_a_pass_is(
+    LL: LanguageModel, rows: list[Row], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = live(LL, rows, rows_per_pass=16)
+    whole = torch.cat(list(source.heldout((SITE,))))
+    monkeypatch.setattr("jobs.interp.live.MEASURED_ROWS", 24)
+    pieces = list(source.heldout((SITE,)))
+    assert max(map(len, pieces)) == 24 < len(whole)
+    assert torch.equal(torch.cat(pieces), whole)
 
 
 def test_one_document_cannot_be_divided(LL: LanguageModel) -> None:
