@@ -189,12 +189,15 @@ def _listed(request: str) -> Any:
 
 
 def copy_checkpoints(source: Job, target: Job) -> None:
-    """Hard links where the disk allows them: checkpoints are never written in place."""
-    paths.checkpoints(target).parent.mkdir(parents=True, exist_ok=True)
+    """The newest one, and the hidden files beside it that hold for all steps (`.measured.json`). Hard links where the
+    disk allows them: checkpoints are never written in place."""
+    old, new = paths.checkpoints(source), paths.checkpoints(target)
+    new.mkdir(parents=True, exist_ok=True)
     newest = endings.newest_checkpoint(source)
-    shutil.copytree(
-        paths.checkpoints(source) / newest, paths.checkpoints(target) / newest, copy_function=_link
-    )
+    shutil.copytree(old / newest, new / newest, copy_function=_link)
+    for beside in old.glob(".*.json"):
+        if not beside.name.startswith(".tmp-"):  # half written when the work was killed
+            _link(str(beside), str(new / beside.name))
 
 
 def _link(source: str, target: str) -> None:

@@ -25,6 +25,7 @@ from jobs.interp.models import LanguageModel
 from jobs.interp.reading import HeldOutText, heldout_documents
 from jobs.interp.shuffling import BUFFER_BYTES, Buffer, Order
 from jobs.interp.site import Site
+from jobs.interp.sizes import MEASURED_ROWS
 from jobs.interp.tokens import Row, batches_by_length, kept, pad
 
 #: Tokens of a unit at least: those of a shard of stored activations.
@@ -76,7 +77,7 @@ class Text:
         rows: list[tuple[int, ...]] = []
         for row in self.heldout:
             if max_tokens > 0:
-                rows.append(row.ids[:max_tokens])
+                rows.append(tuple(row.ids[:max_tokens]))
                 max_tokens -= len(rows[-1])
         return HeldOutText(rows)
 
@@ -182,6 +183,7 @@ class Live:
             which = filled.order[part.start : part.stop]
             for view, pieces in found.items():
                 pieces.append(self._kept([filled.vectors[site][which] for site in view], view))
+            del filled, which  # or this buffer would stay while the next one is filled
         batches = {view: torch.cat(pieces) for view, pieces in found.items()}
         if empty := [view for view, batch in batches.items() if not len(batch)]:
             names = " and ".join(site.hook_name for site in empty[0])
@@ -244,9 +246,9 @@ class Live:
 
     def _one(self, view: View, rows: Sequence[Row]) -> Iterator[Tensor]:
         passed = self._passed(rows)
-        found = self._kept([passed[site] for site in view], view).float()
-        if len(found):
-            yield found
+        for part in self._kept([passed[site] for site in view], view).split(MEASURED_ROWS):
+            if len(part):
+                yield part.float()
 
     def _kept(self, sides: list[Tensor], view: View) -> Tensor:
         """Vectors side by side, without outliers. Shapes: each `[n, d]` → `[at most n, widths]`."""

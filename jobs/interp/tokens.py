@@ -26,12 +26,12 @@ GROUP_CHARACTERS, GROUP_DOCUMENTS = 2**18, 256
 Side = Literal["left", "right"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """Consecutive tokens of one document, at most a context long. A packed row is a document of its own."""
 
     document: int
-    ids: tuple[int, ...]
+    ids: Sequence[int]
 
 
 @dataclass(frozen=True)

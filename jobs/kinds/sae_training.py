@@ -428,15 +428,19 @@ def on_model(
     from jobs.interp import tokens
     from jobs.interp.sae import estimates
     from jobs.interp.sae.grounds import Ground
-    from jobs.interp.sae.sources import Running
+    from jobs.interp.sae.sources import Running, held
 
     given, corpus = context.input("model"), texts.opened(params, context.inputs)
     model = loaded(context, given.path, facts_of(given))
     model.require_context(params["context_size"])
     bos = model.bos_id if params["prepend_bos"] else None
-    needed = estimates.needed_tokens(params)
-    rows = tokens.rows_of(
-        corpus.documents, model.tokenizer, params["context_size"], max_tokens=needed, bos_id=bos
+    rows = tokens.RowStream(
+        corpus.documents,
+        model.tokenizer,
+        params["context_size"],
+        max_tokens=estimates.needed_tokens(params),
+        bos_id=bos,
+        d_vocab=model.d_vocab,
     )
     ground = Ground.live(params, model, given.id, facts_of(given), corpus.name, bos is not None)
     read = 0
@@ -449,7 +453,7 @@ def on_model(
 
     source = Running(
         model,
-        rows,
+        held(rows, context.should_stop),
         model.special_ids if params["exclude_special"] else (),
         ground.views,
         context.checkpoints / ".measured.json",  # hidden: it is no checkpoint that a retry could go on from

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+import weakref
+from array import array
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
+from jobs.interp import sizes
 from jobs.interp.activations import Recipe, extract
 from jobs.interp.errors import Stopped, Unusable
 from jobs.interp.live import Live, Text, measured_of, state_of
 from jobs.interp.models import LanguageModel
 from jobs.interp.reading import Store, heldout_text, split
+from jobs.interp.sae import estimates
+from jobs.interp.sae.sources import held, text_digest
 from jobs.interp.shuffling import Shuffled
 from jobs.interp.site import Site
 from jobs.interp.tokens import Row, rows_of
@@ -115,6 +122,73 @@ def test_it_stops_between_passes_of_the_model(LL: LanguageModel, rows: list[Row]
         source.batch(0)
     assert len(read) == 3
     assert sum(read) <= 3 * 4 * 16
+
+
+def test_the_old_buffer_is_gone_when_the_next_one_is_filled(
+    LL: LanguageModel, rows: list[Row], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, read = live(LL, rows), Live._vectors
+    filled: list[weakref.ref[torch.Tensor]] = []
+
+    def vectors(self: Live, units: Sequence[Sequence[Row]]) -> dict[Site, torch.Tensor]:
+        assert [buffer() for buffer in filled] == [None] * len(filled)
+        found = read(self, units)
+        filled.append(weakref.ref(found[SITE]))
+        return found
+
+    monkeypatch.setattr(Live, "_vectors", vectors)
+    for step in range(6):
+        source.batch(step)  # some begin in one buffer and end in the next
+    assert len(filled) > 2
+
+
+def test_what_is_measured_comes_in_pieces_however_wide_a_pass_is(
+    LL: LanguageModel, rows: list[Row], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = live(LL, rows, rows_per_pass=16)
+    whole = torch.cat(list(source.heldout((SITE,))))
+    monkeypatch.setattr("jobs.interp.live.MEASURED_ROWS", 24)
+    pieces = list(source.heldout((SITE,)))
+    assert max(map(len, pieces)) == 24 < len(whole)
+    assert torch.equal(torch.cat(pieces), whole)
+
+
+def text_params(**params: object) -> dict[str, object]:
+    given = {"corpus": "text.txt", "context_size": 128, "tokens": 0, "heldout_fraction": 0.0}
+    return given | {"max_tokens": None} | params
+
+
+@pytest.mark.parametrize("length", [32, 128])
+def test_rows_take_no_more_than_estimated(length: int) -> None:
+    count = 2000
+    tracemalloc.start()
+    rows = held(Row(300 + n, tuple(range(300, 300 + length))) for n in range(count))
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert sum(rows[9].ids) == sum(range(300, 300 + length))
+    params = text_params(context_size=length, max_tokens=count * length)
+    estimated = estimates.text_bytes(params) - sizes.READER_BYTES
+    assert 0.7 * estimated < taken < estimated
+
+
+def test_much_text_is_estimated_in_full() -> None:
+    needed = estimates.text_bytes(text_params(tokens=10**10))
+    assert 10**10 * 5 < needed < 10**10 * 6
+    assert estimates.text_bytes(text_params(tokens=10**10, corpus="english")) == sizes.CORPUS_BYTES
+
+
+def test_rows_are_read_until_a_stop() -> None:
+    asked: list[int] = []
+    with pytest.raises(Stopped):
+        held((Row(n, (1, 5)) for n in range(9)), lambda: asked.append(1) or len(asked) > 3)  # type: ignore[func-returns-value]
+    assert len(asked) == 4
+
+
+def test_a_digest_knows_documents_rows_and_tokens_apart() -> None:
+    texts = [[(0, (1, 5)), (0, (6,))], [(0, (1, 5)), (1, (6,))], [(0, (1,)), (0, (5, 6))], [(0, (1, 5))]]
+    digests = {text_digest(Row(*row) for row in text) for text in texts}
+    assert len(digests) == len(texts)
+    assert text_digest([Row(0, array("i", [1, 5]))]) in digests
 
 
 def test_one_document_cannot_be_divided(LL: LanguageModel) -> None:

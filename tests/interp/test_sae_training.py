@@ -108,6 +108,29 @@ def test_it_learns_what_the_data_are_made_of() -> None:
     torch.testing.assert_close(training.sae.W_dec.norm(dim=1), torch.ones(24), atol=1e-5, rtol=0)
 
 
+class OnCard(torch.Tensor):
+    """Refuses to be mixed with tensors of the CPU, as tensors on a card do, until it is brought there."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = super().__torch_function__(func, types, args, kwargs or {})
+        if func is torch.Tensor.cpu:
+            return found.as_subclass(torch.Tensor)
+        if any(type(value) is not cls and value.ndim for value in args if isinstance(value, torch.Tensor)):
+            raise RuntimeError("Expected all tensors to be on the same device")
+        return found
+
+
+@pytest.mark.parametrize("architecture", NAMES)
+def test_a_sample_may_lie_on_a_card(architecture: str) -> None:
+    settings = dataclasses.replace(SETTINGS, options=options_of(architecture))
+    stream = stream_of(settings)
+    [sample] = sampled([stream], settings)
+    norms = stream.mean_norms()
+    there = Training.begin(settings, sample.as_subclass(OnCard), norms)
+    assert equal(there, Training.begin(settings, sample, norms))
+
+
 def test_two_runs_end_with_the_same_bits() -> None:
     one, other = begin(), begin()
     run(one)

@@ -169,8 +169,11 @@ def test_a_pause_that_comes_while_it_is_handed_back_is_not_lost(alice: User, thr
 def test_a_training_that_ended_early_is_finalized_without_a_card(post: Any, alice: User, status: str) -> None:
     job = make_job(alice, status=status, params={"steps": 9}, name="mine", priority=-3)
     keep_checkpoint(job)
+    for name in (".measured.json", ".tmp-half.json"):
+        (paths.checkpoints(job) / name).write_text(name)
     answer = post(f"{job.pk}/finalize/")
     made = Job.objects.get(pk=answer.data["id"])
+    assert [file.read_text() for file in paths.checkpoints(made).glob(".*")] == [".measured.json"]
     assert (answer.status_code, made.status, made.device, made.needs_card) == (202, "queued", "cpu", False)
     assert (made.retry_of, made.retry_from, made.stage) == (job, "finalize", "finalize")
     assert (made.name, made.priority, made.params["steps"]) == ("mine", -3, 9)

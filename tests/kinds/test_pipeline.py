@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from jobs import registry
 from jobs.exceptions import JobRejected
 from jobs.interp import reading
-from jobs.interp.errors import Stopped
+from jobs.interp.errors import Stopped, Unusable
 from jobs.interp.hooks import capture
 from jobs.interp.sae.files import load_sae
 from jobs.interp.sae.splice import Splice, cross_entropies
@@ -408,6 +408,35 @@ def test_it_stops_while_the_model_reads(shelf: Shelf, import_root: Path) -> None
     with pytest.raises(Stopped):
         train_live(shelf, import_root, stop_after=4)
     assert train_live(shelf, import_root)[0]["fvu"] < 0.5
+
+
+@pytest.mark.usefixtures("model")
+def test_it_stops_while_text_is_read(shelf: Shelf, import_root: Path) -> None:
+    with pytest.raises(Stopped, match="while the text was read"):
+        train_live(shelf, import_root, stop_after=0)
+
+
+@pytest.mark.usefixtures("model")
+@pytest.mark.parametrize("finalize", [False, True])
+def test_another_text_is_not_gone_on_with(shelf: Shelf, import_root: Path, finalize: bool) -> None:
+    """Documents are held out by their numbers: one more in front, and those held out were trained on."""
+    text = import_root / "text.txt"
+    words = text.read_text()
+    with pytest.raises(Stopped):
+        train_live(shelf, import_root, stop_after=60)
+    text.write_text(f"xfbd\n\n{words}")
+    with pytest.raises(Unusable, match=r"not the one that this training began with, so .*owner/name@commit"):
+        train_live(shelf, import_root, finalize=finalize)
+    text.write_text(words)
+    assert train_live(shelf, import_root, finalize=finalize)[0]["fvu"] < 1
+
+
+@pytest.mark.usefixtures("model")
+def test_tokens_of_another_tokenizer_are_refused_by_a_live_training(shelf: Shelf, import_root: Path) -> None:
+    foreign = import_root / "ids.jsonl"
+    foreign.write_text('{"input_ids": [1, 5, 64]}\n' * 40)
+    with pytest.raises(Unusable, match="holds the token 64, and the model knows 0 to 63"):
+        train_live(shelf, import_root, corpus=str(foreign), field="input_ids")
 
 
 @pytest.mark.usefixtures("model")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from jobs.interp.errors import Stopped, Unusable
 from jobs.interp.files import read_json, write_json
 from jobs.interp.live import Live, Text, View, measured_of, state_of
 from jobs.interp.models import LanguageModel
@@ -22,6 +25,11 @@ from jobs.interp.tokens import Row
 HELDOUT_VECTORS = 131_072
 
 
+#: What is held out are numbers of documents: of another text they would name others, which were trained on.
+CHANGED_TEXT = (
+    "The text is not the one that this training began with, so held-out documents would be others; "
+    "pin its revision (hf:owner/name@commit) or restore it, or retry from the start."
+)
 #: Done, total, unit and stage, as a job reports them.
 Standing = tuple[int, int, str, str]
 
@@ -139,7 +147,10 @@ class _Once:
 
 class Running:
     """Vectors straight from a model. What its first vectors say of scales and limits is kept in `memory`, so that a
-    training that goes on, even on another card, keeps to it."""
+    training that goes on, even on another card, keeps to it.
+
+    Raises `Unusable` when the text is not the one that `memory` was written with.
+    """
 
     def __init__(
         self,
@@ -169,12 +180,16 @@ class Running:
             on_tokens=lambda tokens: on_tokens(tokens, self.standing),
             should_stop=should_stop,
         )
+        text_sha256 = text_digest(rows)
         if memory.exists():
-            self.measured = measured_of(read_json(memory), self.live.views)
+            state = read_json(memory)
+            if state.get("text_sha256", text_sha256) != text_sha256:  # earlier versions kept none
+                raise Unusable(CHANGED_TEXT)
+            self.measured = measured_of(state, self.live.views)
             self.live.limits = self.measured.limits
         else:
             self.measured = self.live.measure(outlier_ratio)
-            write_json(memory, state_of(self.measured))
+            write_json(memory, state_of(self.measured) | {"text_sha256": text_sha256})
         self.streams = {view: self.live.at(view) for view in self.live.views}
 
     def stream(self, view: View) -> Stream:
@@ -206,6 +221,24 @@ class Running:
 
     def facts(self, view: View) -> dict[str, int]:
         return {"train_tokens": self.live.order.length, "dropped_outliers": self.measured.dropped[view]}
+
+
+def held(rows: Iterable[Row], should_stop: Callable[[], bool] = lambda: False) -> list[Row]:
+    """All rows at once, four bytes a token. Raises `Stopped` between rows when `should_stop()`."""
+    found = []
+    for row in rows:
+        if should_stop():
+            raise Stopped("Stopped while the text was read.")
+        found.append(Row(row.document, array("i", row.ids)))
+    return found
+
+
+def text_digest(rows: Iterable[Row]) -> str:
+    """SHA-256 over number of document, length and tokens of each row."""
+    total = hashlib.sha256()
+    for row in rows:
+        total.update(array("i", [row.document, len(row.ids), *row.ids]).tobytes())
+    return total.hexdigest()
 
 
 def views_of(sites: Iterable[Any]) -> list[View]:

@@ -55,7 +55,7 @@ class Training:
 
         Shapes: as the stream's.
         """
-        rows = sample.float()
+        rows = sample.cpu().float()  # a model's vectors lie on its card, an SAE begins here
         widths = [rows.shape[1] // len(mean_norms)] * len(mean_norms)
         scales = [math.sqrt(width) / norm for width, norm in zip(widths, mean_norms, strict=True)]
         x, target = _sides(rows, scales)
