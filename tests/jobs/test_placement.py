@@ -152,7 +152,7 @@ def test_a_disk_without_room_refuses_with_the_numbers(
     assert fits.status == "starting"
     refused = after_dispatch(make_job(alice, estimate={"memory_bytes": 1, "disk_bytes": 5 * GIB + 1}))
     assert (refused.status, refused.failure_reason) == ("refused", "disk_full")
-    assert "10.0 GiB of the data disk are free, 5.0 GiB stay so" in refused.error
+    assert "10.0 GiB of the disk are free, 5.0 GiB stay so" in refused.error
 
 
 # On arrival -------------------------------------------------------------------------------------------------
