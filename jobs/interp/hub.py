@@ -12,7 +12,7 @@ import os
 import re
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,6 +23,7 @@ from jobs.interp.repository import (
     INDEX,
     Listing,
     RemoteFile,
+    bearer,
     belongs,
     in_words,
     look,
@@ -55,16 +56,13 @@ class Fetch:
 
     repository: str
     revision: str = "main"
-    token: str | bool = False
+    token: str | bool = field(default=False, repr=False)
     listing: Listing | None = None
     should_stop: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
-        from huggingface_hub import get_token
-
         self.stop = threading.Event()
-        if self.token is True:
-            self.token = get_token() or False
+        self.token = bearer(self.token)
 
     @property
     def folder(self) -> Path:

@@ -111,6 +111,13 @@ def belongs(name: str) -> bool:
     return "/" not in name and any(fnmatch.fnmatchcase(name, pattern) for pattern in MODEL_FILES)
 
 
+def bearer(token: str | bool) -> str | bool:
+    """What is sent: a user's token; for True this host's own (`HF_TOKEN`, `hf auth login`), if there is one."""
+    from huggingface_hub import get_token
+
+    return (get_token() or False) if token is True else token
+
+
 def _model_files(siblings: Iterable[Any]) -> Iterator[RemoteFile]:
     for sibling in siblings:
         if belongs(sibling.rfilename):
@@ -160,12 +167,15 @@ def shards_of(listing: Listing, index: Path) -> Listing:
 
 
 @contextmanager
-def in_words(repository: str, revision: str, token: str | bool) -> Iterator[None]:
-    """What a hub answers for good, as a sentence with the remedy; what may pass rises as it is."""
+def in_words(repository: str, revision: str, token: str | bool, *, prefix: str = "") -> Iterator[None]:
+    """What a hub answers for good, as a sentence with the remedy; what may pass rises as it is.
+
+    `prefix`: of the repository's page, `datasets/` for a data set.
+    """
     from huggingface_hub import constants
     from huggingface_hub import errors as hub
 
-    page = f"{constants.ENDPOINT}/{repository}"
+    page = f"{constants.ENDPOINT}/{prefix}{repository}"
     try:
         yield
     except hub.GatedRepoError as error:

@@ -17,6 +17,7 @@ from jobs import estimates, extras
 from jobs.exceptions import JobRejected, JobStopped
 from jobs.fields import is_path
 from jobs.kind import Context, Estimate, Input, JobKind
+from jobs.paths import nearest
 
 REPOSITORY = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 REVISION = re.compile(r"\A[A-Za-z0-9][\w./+-]*\Z", re.ASCII)
@@ -237,11 +238,6 @@ def hub_disks(size: int, missing: int, cache: Path, home: Path) -> dict[Path, in
     if nearest(cache).stat().st_dev != nearest(home).stat().st_dev:
         disks[nearest(home)] = size
     return disks
-
-
-def nearest(folder: Path) -> Path:
-    """The folder, or the part of its path that exists."""
-    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def hub_estimate(repository: str, revision: str, dtype: str) -> Estimate:
