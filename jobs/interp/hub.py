@@ -27,6 +27,7 @@ from jobs.interp.repository import (
     belongs,
     in_words,
     look,
+    makes_a_model,
     model_of,
     shards_of,
 )
@@ -112,13 +113,15 @@ class Fetch:
             return cached
 
     def _cached(self) -> Listing | None:
-        """The snapshot that the cache has of the revision."""
+        """The snapshot that the cache has of the revision; None for parts of one that other programs have fetched."""
         note = self.folder / "refs" / self.revision
         commit = note.read_text().strip() if note.is_file() else self.revision
         folder = self.folder / "snapshots" / commit
         found = [path for path in sorted(folder.glob("*")) if path.is_file() and belongs(path.name)]
+        if not makes_a_model(path.name for path in found):
+            return None
         files = tuple(RemoteFile(path.name, path.stat().st_size, path.resolve().name) for path in found)
-        return model_of(Listing(self.repository, commit, files)) if files else None
+        return model_of(Listing(self.repository, commit, files))
 
     def _refuse_offline(self) -> NoReturn:
         raise Unusable(

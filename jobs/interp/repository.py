@@ -31,6 +31,8 @@ MODEL_FILES = (
     "spiece.model",
     "chat_template*",
 )
+#: Files of which a tokenizer has at least one.
+TOKENIZERS = ("tokenizer*", "vocab.*", "spiece.model")
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 #: Commits and digests, which name files in the cache; empty where a mirror does not tell.
@@ -109,6 +111,15 @@ def look(repository: str, revision: str, token: str | bool = False, timeout: flo
 def belongs(name: str) -> bool:
     """Whether a model folder takes a file of this name; what lies in subfolders are other forms (onnx, original)."""
     return "/" not in name and any(fnmatch.fnmatchcase(name, pattern) for pattern in MODEL_FILES)
+
+
+def makes_a_model(names: Iterable[str]) -> bool:
+    """Whether weights, a configuration and a tokenizer are among them."""
+    found = list(names)
+    return all(
+        any(fnmatch.fnmatchcase(name, pattern) for name in found for pattern in patterns)
+        for patterns in (("*.safetensors",), (CONFIG,), TOKENIZERS)
+    )
 
 
 def bearer(token: str | bool) -> str | bool:
