@@ -48,11 +48,6 @@ def sync_tree(folder: Path) -> None:
             sync_folder(path)
 
 
-def nearest(folder: Path) -> Path:
-    """The folder, or the part of its path that exists."""
-    return next(path for path in (folder, *folder.parents) if path.exists())
-
-
 def write_json(path: Path, content: Any) -> None:
     """Write, fsync and rename, so that the name never holds half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 from rest_framework import serializers
 
-from jobs import estimates, extras, paths
+from jobs import estimates, extras
 from jobs.fields import HUB_DATA, is_path
 from jobs.interp import sizes
 from jobs.interp.documents import Documents, files_of, needs_pyarrow
@@ -98,7 +98,7 @@ def opened(params: Mapping[str, Any], context: Context) -> Corpus:
 
 def require_room(folder: Path, size: int, name: str) -> None:
     """Before a file of the Hub is fetched into `folder`. Raises `JobRejected` (`disk_full`)."""
-    estimates.refuse_short_disk(paths.nearest(folder), size, f"{name} of the data set needs")
+    estimates.refuse_short_disk(estimates.nearest(folder), size, f"{name} of the data set needs")
 
 
 def memory_bytes(corpus: str) -> int:

@@ -14,10 +14,10 @@ from typing import Any
 from rest_framework import serializers
 
 from jobs import estimates, extras
+from jobs.estimates import nearest
 from jobs.exceptions import JobRejected, JobStopped
 from jobs.fields import is_path
 from jobs.kind import Context, Estimate, Input, JobKind
-from jobs.paths import nearest
 
 REPOSITORY = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 REVISION = re.compile(r"\A[A-Za-z0-9][\w./+-]*\Z", re.ASCII)
