@@ -84,6 +84,11 @@ def refuse_short_disk(folder: Path, need: int, what: str) -> None:
         )
 
 
+def nearest(folder: Path) -> Path:
+    """The folder, or the part of its path that exists."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
 def cards(wanted: list[str] | int) -> list[Gpu]:
     """Those that a request may mean, whatever they do now; one query, for a sweep asks for each of its jobs."""
     known = Gpu.objects.filter(pk__in=wanted) if isinstance(wanted, list) else Gpu.objects.all()

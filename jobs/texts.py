@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 from rest_framework import serializers
 
-from jobs import extras
+from jobs import estimates, extras
 from jobs.fields import HUB_DATA, is_path
 from jobs.interp import sizes
 from jobs.interp.documents import Documents, files_of, needs_pyarrow
 from jobs.interp.errors import NoField, Unusable
 from jobs.interp.paths import inside
 from jobs.interp.readers import DataFile
-from jobs.kind import Input
+from jobs.kind import Context, Input
 
 if TYPE_CHECKING:
     from jobs.interp.corpora import Corpus
@@ -76,17 +76,29 @@ def files_at(path: str, split: str) -> list[DataFile]:
         raise serializers.ValidationError({"corpus": [str(error)]}) from error
 
 
-def opened(params: Mapping[str, Any], inputs: Mapping[str, Input]) -> Corpus:
-    """The documents: built in, of files that people named, of the Hub, or of an artifact."""
+def opened(params: Mapping[str, Any], context: Context) -> Corpus:
+    """The documents: built in, of files that people named, of the Hub (as the job's owner), or of an artifact."""
     from jobs.interp import corpora, hub_data
 
+    inputs = context.inputs
+
     if found := HUB_DATA.match(params["corpus"]):
-        tables, commit = hub_data.tables(found[1], found[2], params["split"])
+        tables, commit = hub_data.tables(
+            found[1],
+            found[2],
+            params["split"],
+            hub_data.Access(context.hub_token(), context.should_stop, require_room),
+        )
         return corpora.of_files(tables, f"{found[1]}@{commit[:12]}", params["field"])
     if not (files := files_named(params, inputs)):
         return corpora.open_corpus(params["corpus"])
     given = inputs.get("corpus")
     return corpora.of_files(files, given.name if given else Path(params["corpus"]).name, params["field"])
+
+
+def require_room(folder: Path, size: int, name: str) -> None:
+    """Before a file of the Hub is fetched into `folder`. Raises `JobRejected` (`disk_full`)."""
+    estimates.refuse_short_disk(estimates.nearest(folder), size, f"{name} of the data set needs")
 
 
 def memory_bytes(corpus: str) -> int:

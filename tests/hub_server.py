@@ -171,7 +171,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Front(Handler):
-    """`/api/models/…` and `/{owner}/{name}/resolve/…`."""
+    """`/api/models/…`, `/{owner}/{name}/resolve/…`, and the same of data sets."""
 
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
@@ -181,8 +181,8 @@ class Front(Handler):
         if self.hub.answers:
             status, headers = self.hub.answers.pop(0)
             return self.reply(status, b"", headers)
-        listing = re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/(.+)", path)
-        file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
+        listing = re.fullmatch(r"/api/(?:models|datasets)/([^/]+/[^/]+)/revision/(.+)", path)
+        file = re.fullmatch(r"/(?:datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
         found = listing or file
         repository = self.find(found[1]) if found else None
         if repository is None or found is None:

@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +96,12 @@ def bring(source: Path, target: Path, *, names: Iterable[str] = ("*",), copy: bo
 
 
 def remove(folder: Path) -> None:
-    """Delete a folder of our own that is no longer needed, if it is there."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """Delete a folder of our own that is no longer needed, if it is there: at once, so that no half of it is found."""
+    leaving = folder.with_name(TEMPORARY + folder.name)
+    shutil.rmtree(leaving, ignore_errors=True)  # of an attempt that ended here
+    with suppress(FileNotFoundError):
+        os.replace(folder, leaving)
+    shutil.rmtree(leaving, ignore_errors=True)
 
 
 def digest(paths: list[Path]) -> str:

@@ -12,7 +12,7 @@ import os
 import re
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,9 +23,11 @@ from jobs.interp.repository import (
     INDEX,
     Listing,
     RemoteFile,
+    bearer,
     belongs,
     in_words,
     look,
+    makes_a_model,
     model_of,
     shards_of,
 )
@@ -55,16 +57,13 @@ class Fetch:
 
     repository: str
     revision: str = "main"
-    token: str | bool = False
+    token: str | bool = field(default=False, repr=False)
     listing: Listing | None = None
     should_stop: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
-        from huggingface_hub import get_token
-
         self.stop = threading.Event()
-        if self.token is True:
-            self.token = get_token() or False
+        self.token = bearer(self.token)
 
     @property
     def folder(self) -> Path:
@@ -114,13 +113,15 @@ class Fetch:
             return cached
 
     def _cached(self) -> Listing | None:
-        """The snapshot that the cache has of the revision."""
+        """The snapshot that the cache has of the revision; None for parts of one that other programs have fetched."""
         note = self.folder / "refs" / self.revision
         commit = note.read_text().strip() if note.is_file() else self.revision
         folder = self.folder / "snapshots" / commit
         found = [path for path in sorted(folder.glob("*")) if path.is_file() and belongs(path.name)]
+        if not makes_a_model(path.name for path in found):
+            return None
         files = tuple(RemoteFile(path.name, path.stat().st_size, path.resolve().name) for path in found)
-        return model_of(Listing(self.repository, commit, files)) if files else None
+        return model_of(Listing(self.repository, commit, files))
 
     def _refuse_offline(self) -> NoReturn:
         raise Unusable(

@@ -31,6 +31,8 @@ MODEL_FILES = (
     "spiece.model",
     "chat_template*",
 )
+#: Files of which a tokenizer has at least one.
+TOKENIZERS = ("tokenizer*", "vocab.*", "spiece.model")
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 #: Commits and digests, which name files in the cache; empty where a mirror does not tell.
@@ -111,6 +113,22 @@ def belongs(name: str) -> bool:
     return "/" not in name and any(fnmatch.fnmatchcase(name, pattern) for pattern in MODEL_FILES)
 
 
+def makes_a_model(names: Iterable[str]) -> bool:
+    """Whether weights, a configuration and a tokenizer are among them."""
+    found = list(names)
+    return all(
+        any(fnmatch.fnmatchcase(name, pattern) for name in found for pattern in patterns)
+        for patterns in (("*.safetensors",), (CONFIG,), TOKENIZERS)
+    )
+
+
+def bearer(token: str | bool) -> str | bool:
+    """What is sent: a user's token; for True this host's own (`HF_TOKEN`, `hf auth login`), if there is one."""
+    from huggingface_hub import get_token
+
+    return (get_token() or False) if token is True else token
+
+
 def _model_files(siblings: Iterable[Any]) -> Iterator[RemoteFile]:
     for sibling in siblings:
         if belongs(sibling.rfilename):
@@ -160,12 +178,15 @@ def shards_of(listing: Listing, index: Path) -> Listing:
 
 
 @contextmanager
-def in_words(repository: str, revision: str, token: str | bool) -> Iterator[None]:
-    """What a hub answers for good, as a sentence with the remedy; what may pass rises as it is."""
+def in_words(repository: str, revision: str, token: str | bool, *, prefix: str = "") -> Iterator[None]:
+    """What a hub answers for good, as a sentence with the remedy; what may pass rises as it is.
+
+    `prefix`: of the repository's page, `datasets/` for a data set.
+    """
     from huggingface_hub import constants
     from huggingface_hub import errors as hub
 
-    page = f"{constants.ENDPOINT}/{repository}"
+    page = f"{constants.ENDPOINT}/{prefix}{repository}"
     try:
         yield
     except hub.GatedRepoError as error:

@@ -139,7 +139,7 @@ class Kind(JobKind):
         from jobs.interp.site import Site
 
         source = context.input("model")
-        corpus = texts.opened(params, context.inputs)
+        corpus = texts.opened(params, context)
         model = models.load(
             source.path,
             device=context.device,

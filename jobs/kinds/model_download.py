@@ -14,6 +14,7 @@ from typing import Any
 from rest_framework import serializers
 
 from jobs import estimates, extras
+from jobs.estimates import nearest
 from jobs.exceptions import JobRejected, JobStopped
 from jobs.fields import is_path
 from jobs.kind import Context, Estimate, Input, JobKind
@@ -32,6 +33,8 @@ DEMO_MEMORY_BYTES = 1_400_000_000  # peak of the conversion, float32 twice
 
 #: The stage that needs a card; fetching does not.
 QUANTIZE = "quantize"
+#: What was fetched, a checkpoint that a retry goes on from; and what it was packed into, hidden because it is none.
+KEPT, PACKED = "fetched", ".quantized"
 
 
 class ModelDownloadParams(serializers.Serializer):
@@ -128,12 +131,14 @@ class Kind(JobKind):
         from jobs.interp import files, headers, models
         from jobs.interp.repository import MODEL_FILES
 
-        if context.stage == QUANTIZE:
+        if context.stage == QUANTIZE and (context.checkpoints / KEPT).exists():
             return quantized(context, params["quantization"])
         source, folder = fetched(context, params)
         models.require_loadable(folder)
         if quantizes(params):
             set_aside(context, source, folder, params["quantization"])
+            if context.stage == QUANTIZE:  # an attempt that had its artifact, and ended before its job did
+                return quantized(context, params["quantization"])
             context.hand_over(QUANTIZE)
         converted = context.checkpoints / "converted"
         if params["dtype"] not in ("auto", models.describe(folder)["dtype"]):
@@ -175,7 +180,7 @@ def set_aside(context: Context, source: Source, folder: Path, scheme: str) -> No
     from jobs.interp.repository import MODEL_FILES
 
     quantize.require_quantizable(folder, scheme, source.name)
-    with files.whole_folder(context.checkpoints / "fetched") as kept:
+    with files.whole_folder(context.checkpoints / KEPT) as kept:
         files.bring(folder, kept, names=MODEL_FILES, copy=source.changeable)
         files.write_json(kept / "source.json", asdict(source))
 
@@ -189,7 +194,7 @@ def quantized(context: Context, scheme: str) -> dict[str, Any]:
         place = "on the CPU, which stands in for the card" if context.device == "cpu" else "on the card"
         context.report(done, len(quantize.STEPS), "steps", stage=QUANTIZE, message=f"{what}, {place}")
 
-    folder, packed = context.checkpoints / "fetched", context.checkpoints / "quantized"
+    folder, packed = context.checkpoints / KEPT, context.checkpoints / PACKED
     source = Source(**files.read_json(folder / "source.json"))
     numbers = quantize.compared(
         folder, packed, scheme, device=context.device, on_step=step, should_stop=context.should_stop
@@ -197,8 +202,8 @@ def quantized(context: Context, scheme: str) -> dict[str, Any]:
     facts = models.describe(packed) | {"repository": source.repository, "revision": source.revision} | numbers
     name = f"{source.name}-{scheme}"
     files.bring(packed, context.artifact("model", name, facts), names=MODEL_FILES)
-    files.remove(folder)
     files.remove(packed)
+    files.remove(folder)
     return facts | {"artifact": name}
 
 
@@ -237,11 +242,6 @@ def hub_disks(size: int, missing: int, cache: Path, home: Path) -> dict[Path, in
     if nearest(cache).stat().st_dev != nearest(home).stat().st_dev:
         disks[nearest(home)] = size
     return disks
-
-
-def nearest(folder: Path) -> Path:
-    """The folder, or the part of its path that exists."""
-    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def hub_estimate(repository: str, revision: str, dtype: str) -> Estimate:
@@ -340,13 +340,16 @@ def folder_here(params: Mapping[str, Any]) -> Path | None:
 
 
 def cached(repository: str, revision: str) -> Path | None:
-    """The snapshot that the Hugging Face cache has of a revision, as a download leaves it there."""
+    """The files of a revision's model in the Hugging Face cache, as our download links them; None before the first.
+
+    Not the snapshot: other programs may have fetched more of it, the same weights in another form too.
+    """
     from jobs.interp.hub import Fetch
 
     folder = Fetch(repository, revision).folder
     note = folder / "refs" / revision
-    snapshot = folder / "snapshots" / (note.read_text().strip() if note.is_file() else revision)
-    return snapshot if (snapshot / "config.json").is_file() and any(snapshot.glob("*.safetensors")) else None
+    view = folder / "mistudio" / (note.read_text().strip() if note.is_file() else revision)
+    return view if (view / "config.json").is_file() and any(view.glob("*.safetensors")) else None
 
 
 def refuse_unquantizable(folder: Path, scheme: str) -> None:
@@ -370,7 +373,10 @@ def runs_on_cpu() -> bool:
 
 
 def local_folder(source: str) -> Path:
-    """The folder at `source`, or a `ValidationError` that says which folders jobs may read."""
+    """The folder at `source`, or a `ValidationError` that says which folders jobs may read.
+
+    Links inside it are held against them, too: they are followed when the folder is copied.
+    """
     from django.conf import settings
 
     from jobs.interp.errors import Unusable
@@ -382,4 +388,23 @@ def local_folder(source: str) -> Path:
         raise serializers.ValidationError(str(error)) from error
     if not (folder / "config.json").is_file():
         raise serializers.ValidationError(f"{source} has no config.json: it is not a model folder.")
+    for path in folder.rglob("*"):
+        if path.is_symlink():
+            refuse_outside(path, folder)
     return folder
+
+
+def refuse_outside(link: Path, folder: Path) -> None:
+    """A `ValidationError` for a link of the folder that leads to where nobody may name a path, or nowhere."""
+    from django.conf import settings
+
+    from jobs.interp.errors import Unusable
+    from jobs.interp.paths import inside
+
+    try:
+        inside(str(link), settings.MISTUDIO_IMPORT_ROOTS)
+    except Unusable as error:
+        raise serializers.ValidationError(
+            f"{link.relative_to(folder)} in {folder.name} is a link that leads to nothing in the folders that jobs may "
+            "read (MISTUDIO_IMPORT_ROOTS). Put the file itself in its place."
+        ) from error

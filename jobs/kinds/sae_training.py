@@ -430,7 +430,7 @@ def on_model(
     from jobs.interp.sae.grounds import Ground
     from jobs.interp.sae.sources import Running, held
 
-    given, corpus = context.input("model"), texts.opened(params, context.inputs)
+    given, corpus = context.input("model"), texts.opened(params, context)
     model = loaded(context, given.path, facts_of(given))
     model.require_context(params["context_size"])
     bos = model.bos_id if params["prepend_bos"] else None

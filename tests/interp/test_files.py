@@ -24,6 +24,18 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
+def test_a_folder_goes_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "source.json").write_text("{}")
+    with monkeypatch.context() as killed:
+        killed.setattr(files.shutil, "rmtree", lambda *_, **__: None)
+        files.remove(tmp_path / "a")
+    assert [path.name for path in tmp_path.iterdir()] == [".tmp-a"]
+    for _ in range(2):  # also what an attempt had left that ended in between, and nothing
+        files.remove(tmp_path / "a")
+        assert not any(tmp_path.iterdir())
+
+
 def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     with contextlib.suppress(RuntimeError), files.whole_folder(tmp_path / "a") as temporary:
         (temporary / "half").write_text("")

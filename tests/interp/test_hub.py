@@ -373,7 +373,7 @@ def test_a_hub_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 def test_an_offline_host_takes_what_its_cache_has(
     publish: Any, served: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repository = publish({"model.safetensors": 5000})
+    repository = publish({"model.safetensors": 5000, "tokenizer.json": 20})
     hub.Fetch("a/b").fetch()
     asked = len(served.asked)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -384,6 +384,19 @@ def test_an_offline_host_takes_what_its_cache_has(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     point_at(monkeypatch, "http://127.0.0.1:9")
     assert same(hub.Fetch("a/b", repository.commit).fetch(), repository)
+
+
+@pytest.mark.parametrize("lacks", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_an_offline_host_takes_no_half_of_a_model(
+    publish: Any, hub_cache: Path, monkeypatch: pytest.MonkeyPatch, lacks: str
+) -> None:
+    """As other programs leave it that wanted the configuration or the tokenizer alone."""
+    repository = publish({"model.safetensors": 5000, "tokenizer.json": 20})
+    hub.Fetch("a/b").fetch()
+    (hub_cache / "models--a--b" / "snapshots" / repository.commit / lacks).unlink()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(Unusable, match="its cache has no main of a/b"):
+        hub.Fetch("a/b").fetch()
 
 
 def test_a_pinned_listing_needs_the_hub_for_nothing_that_is_there(publish: Any, served: Hub) -> None:

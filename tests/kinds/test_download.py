@@ -18,9 +18,10 @@ from jobs import registry
 from jobs.exceptions import JobRejected
 from jobs.interp import glance, models
 from jobs.interp.errors import Unusable
+from jobs.kinds.model_download import folder_here, hub_disks
 from tests.hub_server import Hub, Repository
 from tests.interp.conftest import language_model
-from tests.kinds.fake import Shelf, run
+from tests.kinds.fake import FakeContext, Shelf, run
 
 DOWNLOAD = registry.get("model_download")
 GIB = 2**30
@@ -101,9 +102,42 @@ def test_what_has_arrived_already_needs_no_room(
     assert run(DOWNLOAD, shelf, job="again", source="owner/Tiny")[2].disk_bytes == 0
 
 
-def test_a_cache_on_another_disk_needs_room_twice(tmp_path: Path) -> None:
-    from jobs.kinds.model_download import hub_disks
+def test_weights_that_other_programs_have_fetched_are_none_of_the_quantizations(
+    shelf: Shelf, published: Repository, hub_cache: Path
+) -> None:
+    """They lie in the same snapshot, and the estimate counted them."""
+    asked = {"source": "owner/Tiny", "revision": "main"}
+    run(DOWNLOAD, shelf, source="owner/Tiny")
+    snapshot = hub_cache / "models--owner--Tiny" / "snapshots" / published.commit
+    weights = next(snapshot.glob("*.safetensors"))
+    (snapshot / "consolidated.safetensors").write_bytes(weights.read_bytes())
+    folder = folder_here(asked)
+    assert folder and len(list(folder.glob("*.safetensors"))) == len(list(snapshot.glob("*.safetensors"))) - 1
+    shutil.rmtree(folder)
+    assert folder_here(asked) is None  # theirs alone
 
+
+def test_a_link_out_of_the_import_roots_is_not_followed(
+    shelf: Shelf, import_root: Path, tmp_path: Path
+) -> None:
+    """Before, `tokenizer_x` became a file of an artifact that everybody reads."""
+    secret, link = tmp_path / "secret-key", import_root / "LL" / "tokenizer_x"
+    secret.write_text("s3cret")
+    link.symlink_to(secret)
+    asked = DOWNLOAD.Params(data={"source": str(import_root / "LL")})
+    assert not asked.is_valid()
+    assert "tokenizer_x in LL is a link that leads to nothing" in str(asked.errors["source"][0])
+    context = FakeContext(shelf, "job", {})
+    with pytest.raises(ValidationError, match="tokenizer_x"):  # one that was put there after the submit
+        DOWNLOAD.run(context, {"source": str(import_root / "LL"), "dtype": "auto"})
+    link.unlink()
+    (import_root / "words").write_text("ours")
+    link.symlink_to(import_root / "words")
+    run(DOWNLOAD, shelf, source=str(import_root / "LL"))
+    assert (shelf.named("ll").path / "tokenizer_x").read_text() == "ours"
+
+
+def test_a_cache_on_another_disk_needs_room_twice(tmp_path: Path) -> None:
     other = Path("/dev/shm")
     if other.stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("one disk only")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.interp.conftest import language_model, tokenizer
 from tests.interp.test_hub_data import Hub
 from tests.interp.test_tokens import chat_tokenizer
 from tests.kinds.fake import FakeContext, Shelf, run
+from tests.kinds.test_download import GIB, Disk
 
 DOWNLOAD, EXTRACT = registry.get("model_download"), registry.get("activation_extraction")
 USER = [{"role": "user", "content": "abc"}]
@@ -223,18 +225,28 @@ def test_a_data_set_of_the_hub_needs_pyarrow_at_the_submit(
 def test_a_data_set_of_the_hub_is_read_file_by_file(
     ll: LanguageModel, shelf: Shelf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    import huggingface_hub
-
     played = Hub(tmp_path, {"v1": ["train-0.parquet", "train-1.parquet", "train-2.parquet"]}, None)
-    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: played)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", played.download)
+    played.take_over(monkeypatch)
+    monkeypatch.setattr("tests.kinds.fake.FakeContext.hub_token", lambda _: "hf_ofAlice")
     result = extract(shelf, "hf:owner/name@v1", max_tokens=256)
+    assert played.tokens == {"hf_ofAlice"}
     assert (result["corpus"]["name"], result["corpus"]["documents"]) == ("owner/name@commit-of-v1", 6)
     assert [name for name, _ in played.fetched][-3:] == [
         "train-0.parquet",
         "train-1.parquet",
         "train-2.parquet",
     ]
+
+
+def test_a_file_of_the_hub_that_the_disk_has_no_room_for_is_not_fetched(
+    ll: LanguageModel, shelf: Shelf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    played = Hub(tmp_path, {"v1": ["train-0.parquet"]}, None)
+    played.take_over(monkeypatch)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Disk(100 * GIB, 95 * GIB, 5 * GIB))
+    with pytest.raises(JobRejected, match=r"train-0\.parquet of the data set needs .* are free") as no:
+        extract(shelf, "hf:owner/name@v1", max_tokens=256)
+    assert (no.value.reason, played.fetched) == ("disk_full", [])
 
 
 # Rows and what is told ----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from pathlib import Path
@@ -72,6 +73,28 @@ def test_an_attempt_after_a_crash_goes_on_with_what_was_kept(shelf: Shelf, impor
     (import_root / "LL" / "model.safetensors").write_bytes((0).to_bytes(8, "little"))
     kept = models.describe(shelf.folder / "download" / "checkpoints" / "fetched")
     assert kept["parameters"] == before
+
+
+@pytest.mark.usefixtures("library")
+def test_a_retry_begins_with_what_was_fetched_and_not_with_what_was_packed(
+    shelf: Shelf, import_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A retry is given the newest checkpoint alone; it was the packed weights, which say nothing of their source."""
+
+    def full(*_: Any) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("tests.kinds.fake.FakeContext.artifact", full)
+        with pytest.raises(OSError, match="No space"):
+            quantized(shelf, import_root, "nf4")
+    kept = [path.name for path in (shelf.folder / "download" / "checkpoints").iterdir()]
+    assert [name for name in kept if not name.startswith(".")] == ["fetched"]
+    asked = {"source": str(import_root / "LL"), "quantization": "nf4"}
+    first, *_ = run(DOWNLOAD, shelf, job="download", stage="quantize", **asked)
+    # It ended before its job was told: what was fetched is gone, and fetched again.
+    second, context, _ = run(DOWNLOAD, shelf, job="download", stage="quantize", **asked)
+    assert second == first and not any(context.checkpoints.iterdir())
 
 
 @pytest.mark.usefixtures("library")
