@@ -241,6 +241,30 @@ def test_a_saved_data_set_names_no_files_elsewhere(tmp_path: Path) -> None:
     assert [file.path for file in files_of(tmp_path)] == [tmp_path / "passwd"]
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{}",
+        "[1]",
+        "not json",
+        '"\\ud800',
+        "[" * 100_000,
+        '{"splits": 3, "_data_files": 3}',
+        '{"splits": "train", "_data_files": ["a"]}',
+        '{"splits": [1], "_data_files": [{"name": "a"}]}',
+        '{"splits": [], "_data_files": []}',
+        '{"splits": ["a\\u0000"], "_data_files": [{"filename": "a\\u0000"}]}',
+    ],
+)
+@pytest.mark.parametrize("name", ["state.json", "dataset_dict.json"])
+def test_a_file_that_is_only_called_like_those_of_a_saved_data_set_is_passed_over(
+    tmp_path: Path, name: str, content: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
+    assert read(tmp_path) == ["x"]
+
+
 def test_tables_need_pyarrow() -> None:
     assert documents.needs_pyarrow([DataFile(Path("a"), "A.PARQUET")])
     assert not documents.needs_pyarrow([DataFile(Path("a"), "a.jsonl")])
