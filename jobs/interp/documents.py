@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from jobs.interp.errors import Unusable
 from jobs.interp.readers import DataFile, Document, pieces, size_of
@@ -61,17 +62,12 @@ def files_of(path: Path, split: str = "train") -> list[DataFile]:
     """
     if not path.is_dir():
         return [DataFile(path, path.name)]
-    if (path / "dataset_dict.json").is_file():
-        splits = json.loads((path / "dataset_dict.json").read_text()).get("splits", [])
+    if splits := _named(path / "dataset_dict.json", lambda told: told["splits"]):
         if split not in splits:
             raise Unusable(f"{path.name} has no split {split!r}; it has {', '.join(splits)}.")
         path = path / split
-    if (path / "state.json").is_file():
-        names = [
-            Path(file["filename"]).name
-            for file in json.loads((path / "state.json").read_text()).get("_data_files", [])
-        ]
-        return [DataFile(path / name, name) for name in names]
+    if names := _named(path / "state.json", lambda told: [file["filename"] for file in told["_data_files"]]):
+        return [DataFile(path / name, name) for name in (Path(name).name for name in names)]
     names = []
     for file in path.rglob("*"):
         names += [str(file.relative_to(path))] if file.is_file() else []
@@ -81,6 +77,16 @@ def files_of(path: Path, split: str = "train") -> list[DataFile]:
             )
     names.sort()
     return [DataFile(path / name, Path(name).name) for name in of_split(names, split, path.name)]
+
+
+def _named(file: Path, names: Callable[[Any], Any]) -> list[str]:
+    """The `names` in a file of a saved data set; none where there is no such file, or it is something else's."""
+    try:
+        found = names(json.loads(file.read_text()))
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return []
+    sound = isinstance(found, list) and all(isinstance(name, str) and name.isprintable() for name in found)
+    return found if sound else []
 
 
 def of_split(names: Sequence[str], split: str, where: str) -> list[str]:

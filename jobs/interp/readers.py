@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ PARAGRAPH_CHARACTERS = 2**20
 LINE_BYTES = 64 * 2**20
 #: Rows of a table in memory at a time.
 TABLE_ROWS = 256
+#: Types of whole numbers in safetensors.
+WHOLE = ("I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64")
 #: Under which name a file says which tokenizer its tokens come from (`models.describe`).
 TOKENIZER_KEY = "tokenizer_sha256"
 
@@ -216,9 +218,9 @@ def _token_rows(file: DataFile, _field: str) -> Iterator[Piece]:
         with safe_open(file.path, framework="numpy") as tensors:
             names = set(tensors.keys())
             if "input_ids" in names:
-                yield from _square(tensors, "attention_mask" in names)
+                yield from _square(tensors, "attention_mask" in names, file.name)
             elif {"ids", "lengths"} <= names:
-                yield from _ragged(tensors)
+                yield from _ragged(tensors, file.name)
             else:
                 raise Unusable(
                     f"{file.name} holds {_listed(names)}; rows of tokens are input_ids, or ids and lengths."
@@ -227,10 +229,15 @@ def _token_rows(file: DataFile, _field: str) -> Iterator[Piece]:
         raise Unusable(f"{file.name} is not a safetensors file: {error}.") from error
 
 
-def _square(tensors: Any, masked: bool) -> Iterator[Piece]:
-    ids = tensors.get_slice("input_ids")
-    rows = ids.get_shape()[0]
-    mask = tensors.get_slice("attention_mask") if masked else None
+def _square(tensors: Any, masked: bool, file: str) -> Iterator[Piece]:
+    ids = _slice(tensors, "input_ids", 2, file)
+    mask = _slice(tensors, "attention_mask", 2, file, (*WHOLE, "BOOL")) if masked else None
+    shape = ids.get_shape()
+    if mask is not None and mask.get_shape() != shape:
+        raise Unusable(
+            f"In {file} input_ids is {shape} and attention_mask {mask.get_shape()}; both have to be of one shape."
+        )
+    rows = shape[0]
     for first in range(0, rows, TABLE_ROWS):
         last = min(first + TABLE_ROWS, rows)
         part = ids[first:last]
@@ -240,13 +247,28 @@ def _square(tensors: Any, masked: bool) -> Iterator[Piece]:
                 yield number / rows, tokens
 
 
-def _ragged(tensors: Any) -> Iterator[Piece]:
-    ids, lengths = tensors.get_slice("ids"), tensors.get_tensor("lengths").tolist()
+def _ragged(tensors: Any, file: str) -> Iterator[Piece]:
+    ids, lengths = _slice(tensors, "ids", 1, file), _slice(tensors, "lengths", 1, file)[:].tolist()
+    held, shortest = ids.get_shape()[0], min(lengths, default=0)
+    if shortest < 0:
+        raise Unusable(f"In {file} a row has the length {shortest}.")
+    if sum(lengths) != held:
+        raise Unusable(f"In {file} the lengths add up to {sum(lengths)}, and ids holds {held} tokens.")
     first = 0
     for number, length in enumerate(lengths, 1):
         if length:
             yield number / len(lengths), ids[first : first + length].tolist()
         first += length
+
+
+def _slice(tensors: Any, name: str, dimensions: int, file: str, types: Container[str] = WHOLE) -> Any:
+    """A tensor to be read in parts. Raises `Unusable` for one of another type or number of dimensions."""
+    found = tensors.get_slice(name)
+    shape, dtype = found.get_shape(), found.get_dtype()
+    if dtype not in types or len(shape) != dimensions:
+        wanted = "rows by length" if dimensions == 2 else "one dimension"
+        raise Unusable(f"{name} of {file} is {dtype} {shape}; it has to be whole numbers, {wanted}.")
+    return found
 
 
 Reader = Callable[[DataFile, str], Iterator[Piece]]

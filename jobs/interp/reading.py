@@ -15,6 +15,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from jobs.interp.errors import Unusable
+from jobs.interp.shards import by_number
 from jobs.interp.tokens import Batch, batches_by_length, pad
 
 
@@ -59,7 +60,7 @@ class Store:
 
 
 def _shards(folder: Path) -> list[Path]:
-    found = sorted(folder.glob("shard_*.safetensors"))
+    found = sorted(folder.glob("shard_*.safetensors"), key=by_number)
     if not found:
         raise Unusable(f"{folder.name} holds no activations.")
     return found
@@ -231,7 +232,7 @@ def heldout_text(folder: Path, documents: Tensor, max_tokens: int) -> HeldOutTex
     """Token rows of `documents` from an extraction's texts, up to `max_tokens`."""
     rows: list[tuple[int, ...]] = []
     room = max_tokens
-    for path in sorted((folder / "tokens").glob("shard_*.safetensors")):
+    for path in sorted((folder / "tokens").glob("shard_*.safetensors"), key=by_number):
         with safe_open(path, framework="pt") as file:
             lengths, owners = file.get_tensor("lengths").tolist(), file.get_tensor("documents")
             texts = file.get_tensor("ids").split(lengths)

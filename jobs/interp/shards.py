@@ -109,11 +109,16 @@ def path_of(folder: Path, number: int) -> Path:
     return folder / f"shard_{number:05d}.safetensors"
 
 
+def by_number(path: Path) -> tuple[int, str]:
+    """The order of shards: names have five digits, and more from 100 000 on, where the alphabet goes wrong."""
+    return len(path.name), path.name
+
+
 def forget_from(folder: Path, number: int) -> None:
     """Remove shards that an earlier attempt made beyond the last one of this corpus; texts first."""
     for place in (folder / "tokens", *folder.glob("blocks.*")):
         for path in place.glob("shard_*.safetensors"):
-            if path.name >= path_of(place, number).name:
+            if by_number(path) >= by_number(path_of(place, number)):
                 path.unlink()
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from jinja2 import TemplateError
 from torch import Tensor
 
 from jobs.interp.documents import as_bytes, is_conversation
@@ -179,15 +180,25 @@ class RowStream:
         texts = [document for document in group if isinstance(document, str)]
         options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
         tokenized = iter(self.tokenizer(texts, **options)["input_ids"] if texts else ())
-        return [next(tokenized) if isinstance(document, str) else self._given(document) for document in group]
+        return [
+            next(tokenized) if isinstance(document, str) else self._given(document, number)
+            for number, document in enumerate(group, self.documents + 1)
+        ]
 
-    def _given(self, document: Any) -> list[int]:
-        return self._templated(document) if is_conversation(document) else list(document)
+    def _given(self, document: Any, number: int) -> list[int]:
+        return self._templated(document, number) if is_conversation(document) else list(document)
 
-    def _templated(self, messages: list[dict[str, Any]]) -> list[int]:
+    def _templated(self, messages: list[dict[str, Any]], number: int) -> list[int]:
         """A conversation by the model's chat template, in one step: its text tokenized again would double BOS (F07)."""
         require_template(self.tokenizer)
-        return list(self.tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False))
+        try:
+            return list(self.tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False))
+        except (TemplateError, TypeError, KeyError) as error:
+            words = str(error)[:300].rstrip(".")
+            raise Unusable(
+                f"The model's chat template refuses the conversation of document {number}: {words}. "
+                "Leave such rows out, or take a field that holds text."
+            ) from error
 
 
 def require_template(tokenizer: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -249,9 +250,11 @@ def progress(context: Context) -> Any:
 
 
 def name_of(model: str, corpus: str, sites: Sequence[Any]) -> str:
-    """`smollm2-135m-instruct-english-b4`; places other than resid_post are spelled out."""
+    """`smollm2-135m-instruct-english-b4`; places other than resid_post are spelled out. Jobs can refer to it as it
+    stands (`fields.REFERENCE`), whatever the corpus is called."""
     places = [f"b{site.block}" + ("" if site.site == "resid_post" else f".{site.site}") for site in sites[:4]]
-    return "-".join([model.rpartition("/")[2], Path(corpus).stem, *places])[:120].replace(" ", "_")
+    name = "-".join([model.rpartition("/")[2], Path(corpus).stem, *places])
+    return re.sub(r"\.{2,}", ".", re.sub(r"[^A-Za-z0-9._-]+", "-", name))[:120].strip("-._")
 
 
 def runs_on_cpu() -> bool:

@@ -17,6 +17,7 @@ from jobs.interp.reading import Selection, Store, heldout_text, median_norms, sp
 from jobs.interp.sae.options import Options
 from jobs.interp.sae.settings import Settings
 from jobs.interp.sae.train import Training
+from jobs.interp.shards import forget_from, path_of
 from jobs.interp.shuffling import Shuffled
 from jobs.interp.site import Site, blocks_of
 from jobs.interp.tokens import Row, rows_of
@@ -172,6 +173,25 @@ def test_nothing_left_is_refused(LL: LanguageModel, tmp_path: Path) -> None:
 
 
 # Reading back -----------------------------------------------------------------------------------------
+
+
+def test_shards_keep_their_order_beyond_five_digits(tmp_path: Path) -> None:
+    """Numbers 99 999 and 100 000: read in this order, and what lies beyond the last one is what is removed."""
+    site, texts = tmp_path / SITE.hook_name, tmp_path / "tokens"
+    for folder in (site, texts):
+        folder.mkdir()
+    for number in (100_000, 99_999, 99_998):
+        one = torch.tensor([number], dtype=torch.int32)
+        save_file({"acts": torch.full((1, 2), float(number))}, path_of(site, number))
+        save_file(
+            {"ids": one, "lengths": torch.ones_like(one), "documents": one.clone()}, path_of(texts, number)
+        )
+    assert stored(tmp_path)[:, 0].tolist() == [99_998, 99_999, 100_000]
+    assert heldout_text(tmp_path, torch.arange(200_000), 10).rows == [(99_998,), (99_999,), (100_000,)]
+    forget_from(tmp_path, 100_000)
+    assert stored(tmp_path)[:, 0].tolist() == [99_998, 99_999]
+    forget_from(tmp_path, 99_999)
+    assert [path.name for path in texts.iterdir()] == ["shard_99998.safetensors"]
 
 
 def made_up(folder: Path, acts: torch.Tensor, *, shards: int = 4, documents: int = 8) -> Store:

@@ -116,6 +116,44 @@ def test_the_texts_of_an_extraction_are_a_corpus(tmp_path: Path) -> None:
     assert read(tmp_path / "a.safetensors") == [[0, 1], [2, 3, 4]]
 
 
+IDS = np.arange(12, dtype=np.int32).reshape(3, 4)
+FLAT = np.arange(5, dtype=np.uint16)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({"input_ids": FLAT}, r"input_ids of a\.safetensors is U16 \[5\]; .* whole numbers, rows by length"),
+        ({"input_ids": np.array(3)}, r"is I64 \[\]"),
+        ({"input_ids": IDS.astype("f4")}, r"is F32 \[3, 4\]"),
+        ({"input_ids": IDS > 0}, r"is BOOL \[3, 4\]"),
+        ({"input_ids": IDS, "attention_mask": FLAT}, r"attention_mask of a\.safetensors is U16 \[5\]"),
+        (
+            {"input_ids": IDS, "attention_mask": np.ones((3, 3), bool)},
+            r"is \[3, 4\] and attention_mask \[3, 3\]",
+        ),
+        ({"ids": IDS, "lengths": np.array([12])}, r"ids of a\.safetensors is I32 \[3, 4\]; .* one dimension"),
+        ({"ids": FLAT.astype("f8"), "lengths": np.array([5])}, r"is F64 \[5\]"),
+        ({"ids": FLAT, "lengths": np.array([2.0, 3.0])}, r"lengths of a\.safetensors is F64 \[2\]"),
+        ({"ids": FLAT, "lengths": np.array([[2, 3]])}, r"is I64 \[1, 2\]"),
+        ({"ids": FLAT, "lengths": np.array([8, -3])}, "a row has the length -3"),
+        ({"ids": FLAT, "lengths": np.array([2, 4])}, "lengths add up to 6, and ids holds 5 tokens"),
+    ],
+)
+def test_rows_of_tokens_of_another_form_are_refused_in_words(
+    tmp_path: Path, tensors: dict[str, np.ndarray], words: str
+) -> None:
+    save_file(tensors, tmp_path / "a.safetensors")
+    with pytest.raises(Unusable, match=words):
+        read(tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("dtype", ["i1", "i8", "u1", "u2", "u4", "u8"])
+def test_tokens_may_be_of_every_type_of_whole_numbers(tmp_path: Path, dtype: str) -> None:
+    save_file({"input_ids": IDS.astype(dtype), "attention_mask": IDS > 5}, tmp_path / "a.safetensors")
+    assert read(tmp_path / "a.safetensors") == [[6, 7], [8, 9, 10, 11]]
+
+
 @pytest.mark.parametrize("content", [b"\xff" * 64, b""])
 def test_what_is_no_safetensors_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.safetensors").write_bytes(content)
@@ -201,6 +239,30 @@ def test_what_the_library_itself_saved_is_read(tmp_path: Path) -> None:
 def test_a_saved_data_set_names_no_files_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "../../etc/passwd"}]}')
     assert [file.path for file in files_of(tmp_path)] == [tmp_path / "passwd"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{}",
+        "[1]",
+        "not json",
+        '"\\ud800',
+        "[" * 100_000,
+        '{"splits": 3, "_data_files": 3}',
+        '{"splits": "train", "_data_files": ["a"]}',
+        '{"splits": [1], "_data_files": [{"name": "a"}]}',
+        '{"splits": [], "_data_files": []}',
+        '{"splits": ["a\\u0000"], "_data_files": [{"filename": "a\\u0000"}]}',
+    ],
+)
+@pytest.mark.parametrize("name", ["state.json", "dataset_dict.json"])
+def test_a_file_that_is_only_called_like_those_of_a_saved_data_set_is_passed_over(
+    tmp_path: Path, name: str, content: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
+    assert read(tmp_path) == ["x"]
 
 
 def test_tables_need_pyarrow() -> None:

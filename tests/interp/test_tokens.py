@@ -193,6 +193,27 @@ def test_a_conversation_without_a_template_is_refused() -> None:
         rows_of([[{"role": "user", "content": "abc"}]], tokenizer(), 16, max_tokens=100)
 
 
+@pytest.mark.parametrize(
+    ("role", "content", "words"),
+    [
+        ("system", "abc", "Roles must alternate"),  # `raise_exception`, as the templates of models have it
+        ("user", 5, "concatenate"),  # Python's TypeError
+        ("user", 0, "no attribute 'strip'"),  # jinja's UndefinedError
+    ],
+)
+def test_a_conversation_that_the_template_refuses_is_named(role: str, content: Any, words: str) -> None:
+    tk, usual = chat_tokenizer(), [{"role": "user", "content": "abc"}]
+    tk.chat_template = (
+        "{% for m in messages %}{% if m['role'] != 'user' %}{{ raise_exception('Roles must alternate.') }}{% endif %}"
+        "{% if m['content'] == 0 %}{{ m['content'].strip() }}{% else %}{{ 'a' + m['content'] }}{% endif %}{% endfor %}"
+    )
+    refused = [{"role": role, "content": content}]
+    with pytest.raises(
+        Unusable, match=rf"refuses the conversation of document 3: .*{words}.*\. Leave such rows"
+    ):
+        rows_of(["abc", usual, refused], tk, 16, max_tokens=100)
+
+
 @pytest.mark.parametrize("bos_id", [None, 1])
 def test_rows_longer_than_the_context_are_split_and_counted_f10(bos_id: int | None) -> None:
     """Rows of 12 tokens, context 8: every token is read, none is cut away, and how many were split is told."""

@@ -111,6 +111,8 @@ def test_a_corpus_may_be_json_lines_or_rows_of_tokens(alice: User, home: Path) -
     rows = save({"input_ids": np.ones((3, 4), "i4")}, {"tokenizer_sha256": "abc"})
     made = post(alice, name="rows", file=[("rows.safetensors", rows)]).data["manifest"]
     assert (made["documents"], made["tokens"], made["tokenizer_sha256"]) == (3, 12, "abc")
+    flat = save({"input_ids": np.ones(3, "f4")})
+    assert_refused(post(alice, name="flat", file=[("rows.safetensors", flat)]), "file", home, kept=2)
 
 
 def test_a_corpus_in_parquet_needs_the_package(

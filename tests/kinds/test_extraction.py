@@ -17,11 +17,13 @@ from safetensors.torch import load_file
 
 from jobs import registry
 from jobs.exceptions import JobRejected
+from jobs.fields import ArtifactField
 from jobs.interp import extras
 from jobs.interp.errors import Unusable
 from jobs.interp.hooks import capture
 from jobs.interp.models import LanguageModel
 from jobs.interp.site import HOOKS, Site
+from jobs.kinds.activation_extraction import name_of
 from tests.interp.conftest import language_model, tokenizer
 from tests.interp.test_hub_data import Hub
 from tests.interp.test_tokens import chat_tokenizer
@@ -231,6 +233,7 @@ def test_a_data_set_of_the_hub_is_read_file_by_file(
     result = extract(shelf, "hf:owner/name@v1", max_tokens=256)
     assert played.tokens == {"hf_ofAlice"}
     assert (result["corpus"]["name"], result["corpus"]["documents"]) == ("owner/name@commit-of-v1", 6)
+    assert shelf.named("ll-name-commit-of-v1-b1")
     assert [name for name, _ in played.fetched][-3:] == [
         "train-0.parquet",
         "train-1.parquet",
@@ -247,6 +250,20 @@ def test_a_file_of_the_hub_that_the_disk_has_no_room_for_is_not_fetched(
     with pytest.raises(JobRejected, match=r"train-0\.parquet of the data set needs .* are free") as no:
         extract(shelf, "hf:owner/name@v1", max_tokens=256)
     assert (no.value.reason, played.fetched) == ("disk_full", [])
+
+
+@pytest.mark.parametrize(
+    ("corpus", "name"),
+    [
+        ("owner/name@0123456789ab", "ll-name-0123456789ab-b1"),
+        ("Märchen (alt) [2]..neu.txt", "ll-M-rchen-alt-2-.neu-b1"),
+        ("x" * 200, "ll-" + "x" * 117),
+        ("y" * 116 + " b", "ll-" + "y" * 116),  # nothing but a letter or digit at the end
+    ],
+)
+def test_jobs_can_refer_to_the_name_of_every_extraction(corpus: str, name: str) -> None:
+    made = name_of("ll", corpus, [Site(1)])
+    assert ArtifactField("activations").run_validation(made) == made == name
 
 
 # Rows and what is told ----------------------------------------------------------------------------------
