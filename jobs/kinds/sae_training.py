@@ -37,6 +37,8 @@ ARCHITECTURES = (
 )
 MOST_VARIANTS = 16
 MOST_LATENTS = 2**22
+#: Held-out tokens that a loss is measured on, at least: of one or two, nothing may be left to predict.
+FEWEST_CE_TOKENS = 16
 
 
 def optional(**options: Any) -> dict[str, Any]:
@@ -254,6 +256,9 @@ class SaeTrainingParams(serializers.Serializer):
             errors["activations"] = [f"{words}, not both." if data["model"] else f"{words}."]
         if data["tokens"] < data["batch_size"]:
             errors["tokens"] = [f"{data['tokens']} tokens are less than one batch of {data['batch_size']}."]
+        if 0 < data["ce_tokens"] < FEWEST_CE_TOKENS:
+            words = f"A loss on {data['ce_tokens']} tokens says nothing"
+            errors["ce_tokens"] = [f"{words}; measure on {FEWEST_CE_TOKENS} or more, or on 0: not at all."]
         if errors:
             raise serializers.ValidationError(errors)
         if data["model"] and is_path(data["corpus"]):

@@ -14,6 +14,7 @@ from jobs.interp.sae.metrics import quality
 from jobs.interp.sae.options import Options
 from jobs.interp.sae.settings import Settings
 from jobs.interp.sae.sources import Stored
+from jobs.interp.sae.splice import CrossEntropy
 from jobs.interp.sae.together import Together
 from jobs.interp.sae.train import Training, sampled
 from jobs.interp.site import Site
@@ -89,6 +90,13 @@ def test_each_is_measured_as_it_is_alone(run: Together, source: Stored) -> None:
         alone = assess({number: training}, views, source)[number]
         assert alone.numbers() == both[number].numbers()
     assert both[0].numbers() != both[1].numbers()
+
+
+def test_a_loss_on_no_token_is_none(report: Report) -> None:
+    none = report.with_cross_entropy(CrossEntropy(0, 0, 0, 0, tokens=0)).numbers()
+    assert (none["ce_clean"], none["ce_recovered"], none["kl"], none["ce_tokens"]) == (None, None, None, 0)
+    even = report.with_cross_entropy(CrossEntropy(2, 2, 2, 0, tokens=1)).numbers()
+    assert (even["ce_clean"], even["ce_recovered"], even["ce_tokens"]) == (2, None, 1)
 
 
 def test_it_stops_between_batches(run: Together, source: Stored) -> None:

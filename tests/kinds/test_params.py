@@ -120,6 +120,8 @@ def test_sites_that_cannot_be_read_are_refused(sites: Any, words: str) -> None:
         ({"k": 0}, "k"),
         ({"d_sae": 1}, "d_sae"),
         ({"lr": 0}, "lr"),
+        ({"ce_tokens": 1}, "ce_tokens"),
+        ({"ce_tokens": 15}, "ce_tokens"),
         ({"lr": float("nan")}, "lr"),
         ({"tokens": 100, "batch_size": 4096}, "tokens"),
         ({"architecture": "magic"}, "architecture"),

@@ -46,7 +46,7 @@ class Report:
 
     def numbers(self) -> dict[str, float | int | None]:
         """For the job's result and the manifest."""
-        entropy = self.entropy
+        entropy = self.entropy if self.entropy and self.entropy.tokens else None
         return {
             "loss": self.loss,
             "fvu": self.heldout.fvu,
