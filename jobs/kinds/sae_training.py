@@ -39,6 +39,17 @@ MOST_VARIANTS = 16
 MOST_LATENTS = 2**22
 #: Held-out tokens that a loss is measured on, at least: of one or two, nothing may be left to predict.
 FEWEST_CE_TOKENS = 16
+#: Parameters of the text that a model is run over; stored activations have theirs.
+OF_TEXT = (
+    "corpus",
+    "field",
+    "split",
+    "context_size",
+    "max_tokens",
+    "model_batch_size",
+    "exclude_special",
+    "prepend_bos",
+)
 
 
 def optional(**options: Any) -> dict[str, Any]:
@@ -254,6 +265,12 @@ class SaeTrainingParams(serializers.Serializer):
         if bool(data["activations"]) == bool(data["model"]):
             words = "Name either the activations to train on or a model to take them from"
             errors["activations"] = [f"{words}, not both." if data["model"] else f"{words}."]
+        elif data["activations"]:
+            for name in OF_TEXT:
+                if data[name] != self.fields[name].default:
+                    errors[name] = [
+                        f"{name} is for trainings straight from a model; the activations have theirs."
+                    ]
         if data["tokens"] < data["batch_size"]:
             errors["tokens"] = [f"{data['tokens']} tokens are less than one batch of {data['batch_size']}."]
         if 0 < data["ce_tokens"] < FEWEST_CE_TOKENS:

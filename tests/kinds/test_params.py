@@ -113,6 +113,19 @@ def test_sites_that_cannot_be_read_are_refused(sites: Any, words: str) -> None:
     assert words in errors["sites"]
 
 
+#: What is for trainings straight from a model, and nothing that stored activations could follow.
+TEXT = {
+    "corpus": "hf:owner/name",
+    "field": "body",
+    "split": "test",
+    "context_size": 16,
+    "max_tokens": 1000,
+    "model_batch_size": 4,
+    "exclude_special": False,
+    "prepend_bos": False,
+}
+
+
 @pytest.mark.parametrize(
     ("params", "field"),
     [
@@ -128,6 +141,7 @@ def test_sites_that_cannot_be_read_are_refused(sites: Any, words: str) -> None:
         ({"site": {"block": 0}}, "site"),
         ({"site": None}, "site"),
         ({"activations": "../a"}, "activations"),
+        *[({name: value}, name) for name, value in TEXT.items()],
     ],
 )
 def test_training_parameters_are_checked_by_field(params: dict[str, Any], field: str) -> None:
@@ -158,6 +172,11 @@ OF_MODEL = {"model": "m", "d_sae": 64, "site": {"block": 1}, "context_size": 16}
 @pytest.mark.parametrize(
     ("params", "field", "words"),
     [
+        (
+            {"context_size": 16},
+            "context_size",
+            "context_size is for trainings straight from a model; the activations have theirs.",
+        ),
         ({"l1": 1.0}, "l1", "topk does not take l1; standard, gated, transcoder, skip_transcoder do"),
         ({"architecture": "jumprelu"}, "k", "jumprelu does not take k; topk, batchtopk"),
         ({"architecture": "jumprelu", "k": None}, "target_l0", "64; of 64 latents"),

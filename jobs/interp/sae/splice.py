@@ -89,7 +89,9 @@ class _Totals:
         n = max(self.tokens, 1)
         zeros = [self.zero[s.source, s.target] for s in splices]
         rows = zip(self.spliced, zeros, self.kl, strict=True)
-        return [CrossEntropy(self.clean / n, sae / n, zero / n, kl / n, self.tokens) for sae, zero, kl in rows]
+        return [
+            CrossEntropy(self.clean / n, sae / n, zero / n, kl / n, self.tokens) for sae, zero, kl in rows
+        ]
 
 
 def _add(
