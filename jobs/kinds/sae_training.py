@@ -13,7 +13,7 @@ from rest_framework import serializers
 from jobs import extras, texts
 from jobs.exceptions import JobRejected
 from jobs.fields import ArtifactField, CorpusField, SiteField, is_path
-from jobs.kind import Context, Estimate, Input, JobKind
+from jobs.kind import Context, Estimate, Input, JobKind, halved
 
 if TYPE_CHECKING:
     from jobs.interp.models import LanguageModel
@@ -344,6 +344,10 @@ class Kind(JobKind):
 
         return Estimate.of(**estimates.finalizing(params, manifests(inputs), CE_ROWS))
 
+    def suggest(self, reason: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Of a loss that is not a number, half of each learning rate, also of those that nobody gave."""
+        return slower(params) if reason == "non_finite" else super().suggest(reason, params)
+
     def run(self, context: Context, params: Mapping[str, Any]) -> dict[str, Any]:
         ground, source, model = opened(context, params)
         return published(context, params, ground, source, model, trained(context, params, ground, source))
@@ -408,6 +412,23 @@ def runs_on_cpu() -> bool:
     from django.conf import settings
 
     return settings.MISTUDIO_GPU_BACKEND == "simulated" or settings.MISTUDIO_TORCH_DEVICE == "cpu"
+
+
+def slower(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Half of the learning rate, and of those that variants have of their own; no less than the kind takes."""
+    from jobs.interp.sae import choices
+
+    fields, variants = SaeTrainingParams(), params.get("variants") or [{}]
+    found: dict[str, Any] = {}
+    if any(variant.get("lr") is None for variant in variants):
+        rate = params.get("lr")
+        if rate is None:
+            members = zip(choices.members(params), variants, strict=True)
+            rate = min(member["lr"] for member, variant in members if variant.get("lr") is None)
+            rate = float(f"{rate:.3g}")
+        found = halved(fields, {"lr": rate}, "lr")
+    halves = [variant | halved(fields, variant, "lr") for variant in variants]
+    return found | ({"variants": halves} if halves != variants else {})
 
 
 # In the work --------------------------------------------------------------------------------------------

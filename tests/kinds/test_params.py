@@ -243,6 +243,34 @@ def test_the_learning_rate_is_by_latents_and_steps_where_none_is_given() -> None
     assert default_lr(64, 1) == 4e-3
 
 
+@pytest.mark.parametrize(
+    ("asked", "suggested"),
+    [
+        ({"lr": 0.01}, {"lr": 0.005}),
+        ({}, {"lr": 0.002}),  # the highest that no short run exceeds by itself is 0.004
+        ({"lr": 1e-7}, {}),
+        (
+            {"variants": [{"k": 2}, {"k": 4, "lr": 0.01}]},
+            {"lr": 0.002, "variants": [{"k": 2}, {"k": 4, "lr": 0.005}]},
+        ),
+        (
+            {"lr": 0.1, "variants": [{"lr": 0.02}, {"lr": 0.01}]},
+            {"variants": [{"lr": 0.01}, {"lr": 0.005}]},
+        ),
+        # That of the widest, which is the lowest: 2e-4·√(2¹⁴/2²⁰)·√(5000/10).
+        ({"variants": [{"d_sae": 2**20}, {"k": 2}]}, {"lr": 0.0002795}),
+    ],
+)
+def test_after_a_loss_that_is_no_number_half_the_rate_that_was_used_is_tried(
+    asked: dict[str, Any], suggested: dict[str, Any]
+) -> None:
+    kind = registry.get("sae_training")
+    serializer = kind.Params(data=TRAINING | {"tokens": 40_960} | asked)
+    serializer.is_valid(raise_exception=True)
+    assert kind.suggest("non_finite", serializer.validated_data) == suggested
+    assert kind.suggest("host_out_of_memory", serializer.validated_data) == {"batch_size": 2048}
+
+
 def test_a_transcoder_takes_the_pair_of_a_block() -> None:
     asked = {"activations": "a", "architecture": "transcoder", "d_sae": 64}
     assert refused("sae_training", given("activations", PAIRED), **asked) == {}
