@@ -525,6 +525,7 @@ def facts_of(model: Input) -> dict[str, Any]:
         "d_model",
         "d_vocab",
         "n_layers",
+        "quantization",
     )
     return {"name": model.name} | {key: model.manifest.get(key) for key in kept}
 

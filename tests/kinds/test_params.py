@@ -295,6 +295,14 @@ def test_a_training_straight_from_a_model_is_checked_against_it(
     assert words in errors[field], errors
 
 
+def test_an_sae_says_the_same_of_its_model_whether_activations_were_stored_or_not() -> None:
+    from jobs.kinds import activation_extraction, sae_training
+
+    [model] = given("model", MODEL | {"quantization": {"scheme": "nf4"}}).values()
+    assert sae_training.facts_of(model) == activation_extraction.facts_of(model)
+    assert sae_training.facts_of(model)["quantization"] == {"scheme": "nf4"}
+
+
 def test_a_model_has_many_sites() -> None:
     params = {key: value for key, value in OF_MODEL.items() if key != "site"}
     assert "Name the site" in refused("sae_training", given("model", MODEL), **params)["site"]
