@@ -157,7 +157,7 @@ def recovered(sae: nn.Module, plan: Plan, data: Data, model: models.LanguageMode
         model, [Splice(site, site, sae)], text.batches(8, model.pad.id), excluded_ids=model.special_ids,
         limits=limits,
     )  # fmt: skip
-    return found.recovered
+    return math.nan if found.recovered is None else found.recovered
 
 
 SIDES = {"ours": ours, "SAELens": saelens}

@@ -13,7 +13,7 @@ from rest_framework import serializers
 from jobs import extras, texts
 from jobs.exceptions import JobRejected
 from jobs.fields import ArtifactField, CorpusField, SiteField, is_path
-from jobs.kind import Context, Estimate, Input, JobKind
+from jobs.kind import Context, Estimate, Input, JobKind, halved
 
 if TYPE_CHECKING:
     from jobs.interp.models import LanguageModel
@@ -37,6 +37,19 @@ ARCHITECTURES = (
 )
 MOST_VARIANTS = 16
 MOST_LATENTS = 2**22
+#: Held-out tokens that a loss is measured on, at least: of one or two, nothing may be left to predict.
+FEWEST_CE_TOKENS = 16
+#: Parameters of the text that a model is run over; stored activations have theirs.
+OF_TEXT = (
+    "corpus",
+    "field",
+    "split",
+    "context_size",
+    "max_tokens",
+    "model_batch_size",
+    "exclude_special",
+    "prepend_bos",
+)
 
 
 def optional(**options: Any) -> dict[str, Any]:
@@ -252,8 +265,17 @@ class SaeTrainingParams(serializers.Serializer):
         if bool(data["activations"]) == bool(data["model"]):
             words = "Name either the activations to train on or a model to take them from"
             errors["activations"] = [f"{words}, not both." if data["model"] else f"{words}."]
+        elif data["activations"]:
+            for name in OF_TEXT:
+                if data[name] != self.fields[name].default:
+                    errors[name] = [
+                        f"{name} is for trainings straight from a model; the activations have theirs."
+                    ]
         if data["tokens"] < data["batch_size"]:
             errors["tokens"] = [f"{data['tokens']} tokens are less than one batch of {data['batch_size']}."]
+        if 0 < data["ce_tokens"] < FEWEST_CE_TOKENS:
+            words = f"A loss on {data['ce_tokens']} tokens says nothing"
+            errors["ce_tokens"] = [f"{words}; measure on {FEWEST_CE_TOKENS} or more, or on 0: not at all."]
         if errors:
             raise serializers.ValidationError(errors)
         if data["model"] and is_path(data["corpus"]):
@@ -322,6 +344,10 @@ class Kind(JobKind):
 
         return Estimate.of(**estimates.finalizing(params, manifests(inputs), CE_ROWS))
 
+    def suggest(self, reason: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Of a loss that is not a number, half of each learning rate, also of those that nobody gave."""
+        return slower(params) if reason == "non_finite" else super().suggest(reason, params)
+
     def run(self, context: Context, params: Mapping[str, Any]) -> dict[str, Any]:
         ground, source, model = opened(context, params)
         return published(context, params, ground, source, model, trained(context, params, ground, source))
@@ -386,6 +412,23 @@ def runs_on_cpu() -> bool:
     from django.conf import settings
 
     return settings.MISTUDIO_GPU_BACKEND == "simulated" or settings.MISTUDIO_TORCH_DEVICE == "cpu"
+
+
+def slower(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Half of the learning rate, and of those that variants have of their own; no less than the kind takes."""
+    from jobs.interp.sae import choices
+
+    fields, variants = SaeTrainingParams(), params.get("variants") or [{}]
+    found: dict[str, Any] = {}
+    if any(variant.get("lr") is None for variant in variants):
+        rate = params.get("lr")
+        if rate is None:
+            members = zip(choices.members(params), variants, strict=True)
+            rate = min(member["lr"] for member, variant in members if variant.get("lr") is None)
+            rate = float(f"{rate:.3g}")
+        found = halved(fields, {"lr": rate}, "lr")
+    halves = [variant | halved(fields, variant, "lr") for variant in variants]
+    return found | ({"variants": halves} if halves != variants else {})
 
 
 # In the work --------------------------------------------------------------------------------------------
@@ -486,6 +529,7 @@ def facts_of(model: Input) -> dict[str, Any]:
         "d_model",
         "d_vocab",
         "n_layers",
+        "quantization",
     )
     return {"name": model.name} | {key: model.manifest.get(key) for key in kept}
 

@@ -14,6 +14,7 @@ from jobs.interp.sae.metrics import quality
 from jobs.interp.sae.options import Options
 from jobs.interp.sae.settings import Settings
 from jobs.interp.sae.sources import Stored
+from jobs.interp.sae.splice import CrossEntropy
 from jobs.interp.sae.together import Together
 from jobs.interp.sae.train import Training, sampled
 from jobs.interp.site import Site
@@ -89,6 +90,26 @@ def test_each_is_measured_as_it_is_alone(run: Together, source: Stored) -> None:
         alone = assess({number: training}, views, source)[number]
         assert alone.numbers() == both[number].numbers()
     assert both[0].numbers() != both[1].numbers()
+
+
+def test_copies_are_measured_when_the_moments_are_gone(run: Together, source: Stored) -> None:
+    """Both at once would be more than the estimate has: two moments and a copy beside the weights."""
+    held: list[int] = []
+
+    def looked() -> bool:
+        held.append(sum(len(training.adam.state) for training in run.trainings.values()))
+        return False
+
+    assert all(training.adam.state for training in run.trainings.values())
+    assess(run.trainings, {0: VIEW, 1: VIEW}, source, should_stop=looked)
+    assert held and not any(held)
+
+
+def test_a_loss_on_no_token_is_none(report: Report) -> None:
+    none = report.with_cross_entropy(CrossEntropy(0, 0, 0, 0, tokens=0)).numbers()
+    assert (none["ce_clean"], none["ce_recovered"], none["kl"], none["ce_tokens"]) == (None, None, None, 0)
+    even = report.with_cross_entropy(CrossEntropy(2, 2, 2, 0, tokens=1)).numbers()
+    assert (even["ce_clean"], even["ce_recovered"], even["ce_tokens"]) == (2, None, 1)
 
 
 def test_it_stops_between_batches(run: Together, source: Stored) -> None:

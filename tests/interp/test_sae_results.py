@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pytest
 import torch
 
+from jobs.fields import ArtifactField
+from jobs.interp.models import LanguageModel
 from jobs.interp.sae import results
 from jobs.interp.sae.grounds import Ground
 from jobs.interp.sae.metrics import quality
@@ -82,6 +85,25 @@ def test_artifacts_of_one_job_have_names_of_their_own() -> None:
         "acts-topk-24-k4",
     ]
     assert len(set(names)) == 4
+
+
+@pytest.mark.parametrize(
+    ("corpus", "told"),
+    [
+        ("owner/stories@0123456789ab", "stories"),
+        ("my corpus.jsonl.gz", "my-corpus.jsonl"),
+        ("a..b ü.txt", "a-b"),
+        ("english", "english"),
+    ],
+)
+def test_saes_have_names_that_parameters_take(LL: LanguageModel, corpus: str, told: str) -> None:
+    """Of a data set of the Hub, whose name has `/` and `@`, and of files that people name as they like."""
+    asked = PARAMS | {"l0": 1.0, "site": {"block": 1, "site": "resid_post"}, "context_size": 8}
+    live = Ground.live(asked | {"exclude_special": True}, LL, "1", {"name": "alice/ll"}, corpus, True)
+    stored = Ground.stored(asked, f"alice/ll-{corpus}-b1", MANIFEST)
+    assert live.artifact_names() == [f"ll-{told}-b1-jumprelu-24-l0-1"]
+    for [name] in (live.artifact_names(), stored.artifact_names()):
+        assert ArtifactField("sae").to_internal_value(name) == name
 
 
 def test_the_order_of_the_data_is_the_jobs(X32: torch.Tensor) -> None:

@@ -44,6 +44,15 @@ def test_recovered_is_the_share_of_what_zeros_lose() -> None:
     assert CrossEntropy(clean=2.0, sae=3.0, zero=6.0, kl=0.5, tokens=1).recovered == 0.75
 
 
+def test_where_nothing_was_replaced_or_predicted_nothing_is_recovered(LL: LanguageModel) -> None:
+    """A row whose every position is left out, and a row of one token, after which nothing is predicted."""
+    [untouched] = cross_entropies(LL, [at(1, torch.zeros_like)], [pad([[1, 5]], 0)], excluded_ids=[1, 5])
+    assert untouched.zero == untouched.clean > 0
+    assert (untouched.recovered, untouched.tokens) == (None, 1)
+    [alone] = cross_entropies(LL, [at(1, torch.zeros_like)], [pad([[1]], 0)])
+    assert (alone.recovered, alone.tokens) == (None, 0)
+
+
 @pytest.mark.parametrize("block", [0, 1, 2])
 def test_loss_and_kl_are_those_of_a_model_changed_at_the_site(LL: LanguageModel, block: int) -> None:
     """Half the stream after a block, by a hook placed by hand; the block matters. Beside it one that does nothing."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from jobs.interp.errors import NonFinite, Stopped, Unusable
+from jobs.interp.files import write_json
 from jobs.interp.sae.metrics import quality
 from jobs.interp.sae.options import NAMES, TRANSCODERS, Options
 from jobs.interp.sae.resample import resample, unit
@@ -204,6 +205,12 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
         begin_or_go_on(dataclasses.replace(SETTINGS, options=Options(k=3), lr=1.0), tmp_path)
     with pytest.raises(Unusable, match="holds 1 SAEs, not 2"):
         Together.resume(saved(tmp_path)[-1], [SETTINGS, SETTINGS])
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused_in_words(tmp_path: Path) -> None:
+    write_json(tmp_path / "step_000000010" / "state.json", {"step": 10, "settings": SETTINGS.as_dict()})
+    with pytest.raises(Unusable, match=r"earlier version of miStudio.*retry from the start"):
+        begin_or_go_on(SETTINGS, tmp_path)
 
 
 def test_a_loss_that_is_no_number_stops_with_its_step(tmp_path: Path) -> None:
@@ -469,6 +476,28 @@ def test_a_resampled_latent_has_everything_anew_and_no_other_changes() -> None:
             if name.startswith("adam.") and "step" not in name:
                 assert tensor[dead].abs().max() == 0
                 assert tensor[live].abs().max() > 0
+
+
+@pytest.mark.parametrize("architecture", ["standard", "skip_transcoder"])
+def test_resampling_leaves_alone_what_is_no_latents_where_there_are_as_many_as_dimensions(
+    architecture: str,
+) -> None:
+    """The decoder's bias and the skip, whose rows are dimensions, have 8 rows; so have the weights of 8 latents."""
+    settings = dataclasses.replace(
+        SETTINGS, options=options_of(architecture), d_sae=8, dead_after_tokens=64, lr=1e-2
+    )
+    training, stream = begin(settings), stream_of(settings)
+    with torch.no_grad():
+        training.sae.b_enc[:3] = -1e6
+    for step in range(4):
+        training.advance(stream.batch(step))
+    shared = [name for name in ("b_dec", "W_skip") if hasattr(training.sae, name)]
+    kept = [key for key in training.tensors() if any(name in key for name in shared)]
+    before = {key: training.tensors()[key].clone() for key in kept}
+    assert all(before[f"adam.{name}.exp_avg"].abs().min() > 0 for name in shared)
+    assert resample(training, *_sides(stream.batch(4), training.scales)) >= 3
+    assert training.sae.b_enc[:3].abs().max() == 0
+    assert all(torch.equal(training.tensors()[key], before[key]) for key in kept)
 
 
 def test_resampling_ends_before_the_run_does() -> None:

@@ -113,6 +113,19 @@ def test_sites_that_cannot_be_read_are_refused(sites: Any, words: str) -> None:
     assert words in errors["sites"]
 
 
+#: What is for trainings straight from a model, and nothing that stored activations could follow.
+TEXT = {
+    "corpus": "hf:owner/name",
+    "field": "body",
+    "split": "test",
+    "context_size": 16,
+    "max_tokens": 1000,
+    "model_batch_size": 4,
+    "exclude_special": False,
+    "prepend_bos": False,
+}
+
+
 @pytest.mark.parametrize(
     ("params", "field"),
     [
@@ -120,12 +133,15 @@ def test_sites_that_cannot_be_read_are_refused(sites: Any, words: str) -> None:
         ({"k": 0}, "k"),
         ({"d_sae": 1}, "d_sae"),
         ({"lr": 0}, "lr"),
+        ({"ce_tokens": 1}, "ce_tokens"),
+        ({"ce_tokens": 15}, "ce_tokens"),
         ({"lr": float("nan")}, "lr"),
         ({"tokens": 100, "batch_size": 4096}, "tokens"),
         ({"architecture": "magic"}, "architecture"),
         ({"site": {"block": 0}}, "site"),
         ({"site": None}, "site"),
         ({"activations": "../a"}, "activations"),
+        *[({name: value}, name) for name, value in TEXT.items()],
     ],
 )
 def test_training_parameters_are_checked_by_field(params: dict[str, Any], field: str) -> None:
@@ -156,6 +172,11 @@ OF_MODEL = {"model": "m", "d_sae": 64, "site": {"block": 1}, "context_size": 16}
 @pytest.mark.parametrize(
     ("params", "field", "words"),
     [
+        (
+            {"context_size": 16},
+            "context_size",
+            "context_size is for trainings straight from a model; the activations have theirs.",
+        ),
         ({"l1": 1.0}, "l1", "topk does not take l1; standard, gated, transcoder, skip_transcoder do"),
         ({"architecture": "jumprelu"}, "k", "jumprelu does not take k; topk, batchtopk"),
         ({"architecture": "jumprelu", "k": None}, "target_l0", "64; of 64 latents"),
@@ -222,6 +243,34 @@ def test_the_learning_rate_is_by_latents_and_steps_where_none_is_given() -> None
     assert default_lr(64, 1) == 4e-3
 
 
+@pytest.mark.parametrize(
+    ("asked", "suggested"),
+    [
+        ({"lr": 0.01}, {"lr": 0.005}),
+        ({}, {"lr": 0.002}),  # the highest that no short run exceeds by itself is 0.004
+        ({"lr": 1e-7}, {}),
+        (
+            {"variants": [{"k": 2}, {"k": 4, "lr": 0.01}]},
+            {"lr": 0.002, "variants": [{"k": 2}, {"k": 4, "lr": 0.005}]},
+        ),
+        (
+            {"lr": 0.1, "variants": [{"lr": 0.02}, {"lr": 0.01}]},
+            {"variants": [{"lr": 0.01}, {"lr": 0.005}]},
+        ),
+        # That of the widest, which is the lowest: 2e-4·√(2¹⁴/2²⁰)·√(5000/10).
+        ({"variants": [{"d_sae": 2**20}, {"k": 2}]}, {"lr": 0.0002795}),
+    ],
+)
+def test_after_a_loss_that_is_no_number_half_the_rate_that_was_used_is_tried(
+    asked: dict[str, Any], suggested: dict[str, Any]
+) -> None:
+    kind = registry.get("sae_training")
+    serializer = kind.Params(data=TRAINING | {"tokens": 40_960} | asked)
+    serializer.is_valid(raise_exception=True)
+    assert kind.suggest("non_finite", serializer.validated_data) == suggested
+    assert kind.suggest("host_out_of_memory", serializer.validated_data) == {"batch_size": 2048}
+
+
 def test_a_transcoder_takes_the_pair_of_a_block() -> None:
     asked = {"activations": "a", "architecture": "transcoder", "d_sae": 64}
     assert refused("sae_training", given("activations", PAIRED), **asked) == {}
@@ -244,6 +293,14 @@ def test_a_training_straight_from_a_model_is_checked_against_it(
 ) -> None:
     errors = refused("sae_training", given("model", MODEL), **(OF_MODEL | params))
     assert words in errors[field], errors
+
+
+def test_an_sae_says_the_same_of_its_model_whether_activations_were_stored_or_not() -> None:
+    from jobs.kinds import activation_extraction, sae_training
+
+    [model] = given("model", MODEL | {"quantization": {"scheme": "nf4"}}).values()
+    assert sae_training.facts_of(model) == activation_extraction.facts_of(model)
+    assert sae_training.facts_of(model)["quantization"] == {"scheme": "nf4"}
 
 
 def test_a_model_has_many_sites() -> None:

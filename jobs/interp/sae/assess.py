@@ -46,7 +46,7 @@ class Report:
 
     def numbers(self) -> dict[str, float | int | None]:
         """For the job's result and the manifest."""
-        entropy = self.entropy
+        entropy = self.entropy if self.entropy and self.entropy.tokens else None
         return {
             "loss": self.loss,
             "fvu": self.heldout.fvu,
@@ -75,7 +75,9 @@ def assess(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[int, Report]:
     """Measure the SAEs of finished trainings where they are, against both parts of the data; each part is read once for
-    all that share a view."""
+    all that share a view. No step can follow: copies of the SAEs take the room of Adam's moments."""
+    for training in trainings.values():
+        training.release()
     reports: dict[int, Report] = {}
     for view in dict.fromkeys(views[number] for number in trainings):
         those = {number: training for number, training in trainings.items() if views[number] == view}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from jobs.interp.live import View
@@ -15,6 +16,8 @@ from jobs.interp.sae.settings import Settings
 from jobs.interp.site import Site, place_of
 
 Values = Mapping[str, Any]
+#: Of model and corpus in a name, which says more than those.
+LONGEST = 120
 OPTIONS = tuple(field.name for field in fields(Options))
 
 
@@ -74,7 +77,8 @@ class Ground:
             for view in views
             for site in view
         }
-        name = f"{facts['name'].rpartition('/')[2]}-{corpus.rpartition('.')[0] or corpus}".replace(" ", "_")
+        text = slug(Path(corpus.partition("@")[0]).stem)  # `owner/name@commit` of the Hub
+        name = f"{facts['name'].rpartition('/')[2]}-{text}"[:LONGEST]
         return cls(
             name if len({views[0], *views}) > 1 else f"{name}-{short(views[0])}",
             members,
@@ -117,7 +121,7 @@ class Ground:
         where = f"-{short(self.views[number])}" if len(set(self.views)) > 1 else ""
         sparsity = next(name for name in choices.SPARSITY[member["architecture"]])
         value = f"{sparsity}{'' if sparsity == 'k' else '-'}{member[sparsity]:g}"
-        return f"{self.name}{where}-{member['architecture']}-{member['d_sae']}-{value}"
+        return slug(f"{self.name}{where}-{member['architecture']}-{member['d_sae']}-{value}")
 
 
 def order_seed(params: Values) -> int:
@@ -135,7 +139,8 @@ def short(view: View) -> str:
 
 
 def slug(words: str) -> str:
-    return re.sub(r"[^\w.]+", "-", words).strip("-")
+    """The same as a part of a name that parameters take: letters, digits, dots, dashes and underscores."""
+    return re.sub(r"\.{2,}|[^A-Za-z0-9._-]+", "-", words).strip("-._")
 
 
 def settings_of(member: Values) -> Settings:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Length of a new encoder row, of the mean length of the live ones.
 SHARE = 0.2
+#: Weights whose rows are dimensions of what comes out, of which there may be as many as latents.
+OF_DIMENSIONS = ("b_dec", "W_skip")
 
 
 @torch.no_grad()
@@ -44,7 +46,7 @@ def resample(training: Training, x: Tensor, target: Tensor) -> int:
             weight[which] = unit(x[chosen] - (sae.b_dec if target is x else 0)) * length
         elif name == "W_dec":
             weight[which] = unit(target[chosen] - sae.b_dec)
-        elif weight.shape[0] == sae.d_sae:
+        elif name not in OF_DIMENSIONS:
             weight[which] = 0
         else:
             continue

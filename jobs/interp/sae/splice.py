@@ -36,7 +36,7 @@ class Splice:
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """Loss per predicted token in nats, and KL(clean || spliced) per predicted token."""
+    """Loss per predicted token in nats, and KL(clean || spliced) per predicted token; of no token all are 0."""
 
     clean: float
     sae: float
@@ -45,8 +45,13 @@ class CrossEntropy:
     tokens: int
 
     @property
-    def recovered(self) -> float:
-        """(zero - sae) / (zero - clean): 1 when the SAE changes nothing, 0 when it is as bad as zeros."""
+    def recovered(self) -> float | None:
+        """(zero - sae) / (zero - clean): 1 when the SAE changes nothing, 0 when it is as bad as zeros.
+
+        `None` where zeros lose nothing, as when no position of the text was to be replaced.
+        """
+        if self.zero == self.clean:
+            return None
         return (self.zero - self.sae) / (self.zero - self.clean)
 
 
@@ -81,10 +86,12 @@ class _Totals:
         self.kl = [0.0] * len(splices)
 
     def answers(self, splices: Sequence[Splice]) -> list[CrossEntropy]:
-        n = self.tokens
+        n = max(self.tokens, 1)
         zeros = [self.zero[s.source, s.target] for s in splices]
         rows = zip(self.spliced, zeros, self.kl, strict=True)
-        return [CrossEntropy(self.clean / n, sae / n, zero / n, kl / n, n) for sae, zero, kl in rows]
+        return [
+            CrossEntropy(self.clean / n, sae / n, zero / n, kl / n, self.tokens) for sae, zero, kl in rows
+        ]
 
 
 def _add(

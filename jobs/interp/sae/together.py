@@ -99,8 +99,14 @@ class Together:
     def resume(
         cls, folder: Path, settings: Sequence[Settings], *, device: str = "cpu", log_every: int = LOG_EVERY
     ) -> Together:
-        """The trainings saved in `folder`. Raises `Unusable` when they were made with other settings."""
+        """The trainings saved in `folder`. Raises `Unusable` when they were made with other settings, or by a version
+        that kept one SAE in another form."""
         state = read_json(folder / "state.json")
+        if "saes" not in state:
+            raise Unusable(
+                "The checkpoint is of an earlier version of miStudio, which this one cannot go on from; retry from the "
+                "start."
+            )
         lost = {int(number): words for number, words in state["lost"].items()}
         numbers = {int(number) for number in state["saes"]} | set(lost)
         if numbers != set(range(len(settings))):

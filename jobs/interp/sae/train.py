@@ -103,6 +103,10 @@ class Training:
             "lr": self.settings.lr_at(self.step - 1),
         }
 
+    def release(self) -> None:
+        """No step follows: let go of Adam's moments, which are twice the weights."""
+        self.adam.state.clear()
+
     def finished(self) -> SAE:
         """The SAE for raw activations, scales folded in, on the CPU."""
         return self.folded().cpu()
