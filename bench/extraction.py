@@ -111,7 +111,7 @@ def to_disk(text: Documents, model: models.LanguageModel, max_tokens: int, sites
 
 
 def rows_for(text: Documents, model: models.LanguageModel, max_tokens: int) -> list[Row]:
-    return tokens.rows_of(text, model.tokenizer, CONTEXT, max_tokens=max_tokens, bos_id=model.bos_id)
+    return list(tokens.RowStream(text, model.tokenizer, CONTEXT, max_tokens=max_tokens, bos_id=model.bos_id))
 
 
 def same_values(model: models.LanguageModel, rows: list[Row], block: int, one: Pass) -> float:

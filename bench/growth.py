@@ -100,7 +100,7 @@ def extraction_by_tokens(size: int) -> Point:
 
     model = models.load(HOME / "cache" / "demo-model")
     text = corpora.english().documents
-    rows = tokens.rows_of(text, model.tokenizer, 128, max_tokens=size, bos_id=model.bos_id)
+    rows = list(tokens.RowStream(text, model.tokenizer, 128, max_tokens=size, bos_id=model.bos_id))
     peak, began = Peak(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         extract(model, rows, Recipe((Site(2),)), Path(folder) / "a", batch_size=8)

@@ -50,7 +50,7 @@ def training(
     settings = Settings(d_sae=d_sae, options=options, tokens=tokens, batch_size=batch, lr=lr, **more)
     stream = Shuffled(rows, batch, seed=0)
     [sample] = sampled([stream], settings)
-    return Training.begin(settings, sample, [rows.mean_norm()], device=device), stream
+    return Training.begin(settings, sample, rows.mean_norms(), device=device), stream
 
 
 def run(training: Training, stream: Shuffled) -> None:

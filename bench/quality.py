@@ -75,7 +75,7 @@ class Data:
     def open(cls, folder: Path, block: int) -> Data:
         store = Store(folder / Site(block).hook_name)
         parts = split(store)
-        return cls(folder, parts, math.sqrt(store.d_model) / parts.train.mean_norm())
+        return cls(folder, parts, math.sqrt(store.d_model) / parts.train.mean_norms()[0])
 
     def stream(self, plan: Plan) -> Shuffled:
         return Shuffled(self.parts.train, plan.batch, seed=0)
@@ -152,7 +152,7 @@ def judged(sae: nn.Module, data: Data) -> dict[str, float]:
 def recovered(sae: nn.Module, plan: Plan, data: Data, model: models.LanguageModel) -> float:
     """Share of the model's loss that it keeps with the SAE at the site."""
     text, site = heldout_text(data.folder, data.parts.documents, CE_TOKENS), Site(plan.block)
-    limits = {} if data.parts.norm_limit is None else {site: data.parts.norm_limit}
+    limits = dict(zip([site], data.parts.norm_limits or (), strict=False))
     [found] = cross_entropies(
         model, [Splice(site, site, sae)], text.batches(8, model.pad.id), excluded_ids=model.special_ids,
         limits=limits,
@@ -206,7 +206,7 @@ def stock(home: Path) -> Path:
     if not (folder / SUMMARY).exists():
         model = models.load(home / "cache" / "demo-model")
         text = corpora.english().documents
-        rows = tokens.rows_of(text, model.tokenizer, CONTEXT, max_tokens=TOKENS, bos_id=model.bos_id)
+        rows = list(tokens.RowStream(text, model.tokenizer, CONTEXT, max_tokens=TOKENS, bos_id=model.bos_id))
         extract(model, rows, Recipe(tuple(map(Site, BLOCKS))), folder)
     assert read_json(folder / SUMMARY)["tokens_read"] == TOKENS
     return folder

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from django.conf import settings
+
 from gpus import choice
 from gpus.models import Gpu
 from gpus.readings import is_split
@@ -70,6 +72,11 @@ def refuse_too_large(need: int | None, request: str) -> None:
         largest_bytes=largest,
         hint="Choose a larger card, a smaller batch, or a narrower model.",
     )
+
+
+def runs_on_cpu() -> bool:
+    """Whether the mathematics runs on the CPU whatever the card, so that its memory is the host's."""
+    return settings.MISTUDIO_GPU_BACKEND == "simulated" or settings.MISTUDIO_TORCH_DEVICE == "cpu"
 
 
 def refuse_short_disk(folder: Path, need: int, what: str) -> None:

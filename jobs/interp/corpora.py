@@ -61,11 +61,6 @@ def english() -> Corpus:
     return Corpus(BUILT_IN, tuple(ordered))
 
 
-def text_file(path: Path, name: str = "") -> Corpus:
-    """Paragraphs of a UTF-8 text file, parted by blank lines, in the order of the file."""
-    return of_files([DataFile(path, path.name)], name or path.name)
-
-
 def _built_in_texts() -> Iterator[str]:
     from pydoc_data.topics import topics
 

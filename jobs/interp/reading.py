@@ -86,10 +86,6 @@ class Selection:
         """The selected rows of one shard. Shapes: `[n, width]` in the stored dtype."""
         return self.store.read(number, "acts")[self.indexes(number)]
 
-    def mean_norm(self) -> float:
-        """Mean length of the selected vectors of the first site."""
-        return self.mean_norms()[0]
-
     def mean_norms(self) -> tuple[float, ...]:
         """Mean length of the selected vectors, all of them (F20), by site."""
         total = torch.zeros(len(self.store.widths), dtype=torch.float64)
@@ -142,11 +138,6 @@ class Split:
     documents: Tensor  # numbers of those held out
     norm_limits: tuple[float, ...] | None  # by site
     dropped_outliers: int
-
-    @property
-    def norm_limit(self) -> float | None:
-        """That of the first site."""
-        return self.norm_limits[0] if self.norm_limits else None
 
 
 def split(store: Store, *, heldout_fraction: float = 0.05, outlier_ratio: float | None = 10.0) -> Split:

@@ -210,21 +210,6 @@ def require_template(tokenizer: Any) -> None:
         )
 
 
-def rows_of(
-    documents: Iterable[Document],
-    tokenizer: Any,
-    context_size: int,
-    *,
-    max_tokens: int,
-    bos_id: int | None = None,
-    packing: bool = False,
-) -> list[Row]:
-    """All rows of a `RowStream` at once, for corpora that fit into memory."""
-    return list(
-        RowStream(documents, tokenizer, context_size, max_tokens=max_tokens, bos_id=bos_id, packing=packing)
-    )
-
-
 def pad(rows: Sequence[Sequence[int]], pad_id: int, *, side: Side = "right") -> Batch:
     """Rows of token ids as one batch.
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rest_framework import serializers
 
-from jobs import extras, texts
+from jobs import estimates, extras, texts
 from jobs.fields import ArtifactField, CorpusField, SiteField, is_path
 from jobs.kind import Context, Estimate, Input, JobKind, halved
+from jobs.language_models import context_errors, facts_of, missing_words
 
 #: Activations of one token besides the vector itself: norm, id, document, row, position, 4 bytes each.
 BYTES_BESIDE = 20
@@ -108,7 +108,7 @@ class Kind(JobKind):
     def estimate(self, params: Mapping[str, Any], inputs: Mapping[str, Input]) -> Estimate:
         from jobs.interp import sizes
 
-        manifest, on_cpu = inputs["model"].manifest, runs_on_cpu()
+        manifest, on_cpu = inputs["model"].manifest, estimates.runs_on_cpu()
         width, sites, dtype = manifest["d_model"], len(params["sites"]), params["dtype"]
         tokens = min(params["batch_size"] * params["context_size"], params["max_tokens"])
         model = {"model": sizes.model_bytes(manifest, on_cpu=on_cpu)}
@@ -186,23 +186,9 @@ class Kind(JobKind):
 def site_errors(sites: Sequence[Mapping[str, Any]], manifest: Mapping[str, Any]) -> dict[str, list[str]]:
     """Blocks beyond the last, and places that the architecture does not have where the manifest says so."""
     for site in sites:
-        if site["block"] >= manifest["n_layers"]:
-            last = manifest["n_layers"] - 1
-            return {"sites": [f"Block {site['block']} does not exist: the model has blocks 0 to {last}."]}
-        missing = manifest.get("missing_sites", {}).get(site["site"], {})
-        if site["block"] in missing.get("blocks", ()):
-            return {"sites": [f"Block {site['block']} has no {site['site']}: {missing['why']}"]}
+        if words := missing_words(site["block"], site["site"], manifest):
+            return {"sites": [words]}
     return {}
-
-
-def context_errors(context_size: int, model: Input) -> dict[str, list[str]]:
-    limit = model.manifest.get("max_positions")
-    if limit is None or context_size <= limit:
-        return {}
-    sentence = (
-        f"A context of {context_size} tokens is over the limit of {limit} that {model.name} was made for."
-    )
-    return {"context_size": [sentence]}
 
 
 # What is made and told ----------------------------------------------------------------------------------
@@ -225,22 +211,6 @@ def rows_of(corpus: Any, model: Any, params: Mapping[str, Any]) -> Any:
     )
 
 
-def facts_of(model: Input) -> dict[str, Any]:
-    """What those who read the activations must know of the model."""
-    kept = (
-        "repository",
-        "revision",
-        "weights_sha256",
-        "parameters",
-        "dtype",
-        "d_model",
-        "d_vocab",
-        "n_layers",
-        "quantization",
-    )
-    return {"name": model.name} | {key: model.manifest.get(key) for key in kept}
-
-
 def progress(context: Context) -> Any:
     def report(done: int, total: int, metrics: Mapping[str, float]) -> None:
         context.report(done, total, "tokens", stage="extract")
@@ -252,13 +222,7 @@ def progress(context: Context) -> Any:
 def name_of(model: str, corpus: str, sites: Sequence[Any]) -> str:
     """`smollm2-135m-instruct-english-b4`; places other than resid_post are spelled out. Jobs can refer to it as it
     stands (`fields.REFERENCE`), whatever the corpus is called."""
+    from jobs.interp.names import slug
+
     places = [f"b{site.block}" + ("" if site.site == "resid_post" else f".{site.site}") for site in sites[:4]]
-    name = "-".join([model.rpartition("/")[2], Path(corpus).stem, *places])
-    return re.sub(r"\.{2,}", ".", re.sub(r"[^A-Za-z0-9._-]+", "-", name))[:120].strip("-._")
-
-
-def runs_on_cpu() -> bool:
-    """Whether the mathematics runs on the CPU whatever the card, so that its memory is the host's."""
-    from django.conf import settings
-
-    return settings.MISTUDIO_GPU_BACKEND == "simulated" or settings.MISTUDIO_TORCH_DEVICE == "cpu"
+    return slug(slug("-".join([model.rpartition("/")[2], Path(corpus).stem, *places]))[:120])

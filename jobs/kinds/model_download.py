@@ -122,7 +122,7 @@ class Kind(JobKind):
         if folder is None:
             return Estimate()
         weights, scheme = headers.Weights.of(folder), params["quantization"]
-        parts = sizes.quantizing(weights, scheme, on_cpu=runs_on_cpu())
+        parts = sizes.quantizing(weights, scheme, on_cpu=estimates.runs_on_cpu())
         return Estimate.of(
             parts, disk_bytes=sizes.quantized_bytes(weights, scheme), work=float(weights.parameters)
         )
@@ -165,9 +165,9 @@ class Source:
     @property
     def name(self) -> str:
         """What the artifact is called: the repository's last part, spelled as references are."""
-        return (
-            re.sub(r"[^a-z0-9._-]+", "-", self.repository.rpartition("/")[2].lower()).strip("-._") or "model"
-        )
+        from jobs.interp.names import slug
+
+        return slug(self.repository.rpartition("/")[2].lower()) or "model"
 
 
 def quantizes(params: Mapping[str, Any]) -> bool:
@@ -363,13 +363,6 @@ def refuse_unquantizable(folder: Path, scheme: str) -> None:
         raise serializers.ValidationError({"quantization": [str(error)]}) from error
     if not headers.Weights.of(folder).linear:
         raise serializers.ValidationError({"quantization": [sizes.nothing_to_quantize(folder.name)]})
-
-
-def runs_on_cpu() -> bool:
-    """Whether the mathematics runs on the CPU whatever the card, so that its memory is the host's."""
-    from django.conf import settings
-
-    return settings.MISTUDIO_GPU_BACKEND == "simulated" or settings.MISTUDIO_TORCH_DEVICE == "cpu"
 
 
 def local_folder(source: str) -> Path:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from rest_framework import serializers
 
-from jobs import extras, texts
+from jobs import estimates, extras, texts
 from jobs.exceptions import JobRejected
 from jobs.fields import ArtifactField, CorpusField, SiteField, is_path
 from jobs.kind import Context, Estimate, Input, JobKind, halved
+from jobs.language_models import context_errors, facts_of, missing_words
 
 if TYPE_CHECKING:
     from jobs.interp.models import LanguageModel
@@ -334,15 +335,16 @@ class Kind(JobKind):
             check_model(params, inputs)
 
     def estimate(self, params: Mapping[str, Any], inputs: Mapping[str, Input]) -> Estimate:
-        from jobs.interp.sae import estimates
+        from jobs.interp.sae.estimates import training
 
-        return Estimate.of(**estimates.training(params, manifests(inputs), CE_ROWS, on_cpu=runs_on_cpu()))
+        on_cpu = estimates.runs_on_cpu()
+        return Estimate.of(**training(params, manifests(inputs), CE_ROWS, on_cpu=on_cpu))
 
     def estimate_stage(self, stage: str, params: Mapping[str, Any], inputs: Mapping[str, Input]) -> Estimate:
         """Of a finalizing, in the host's memory: the checkpoint, and the widest of the measurements."""
-        from jobs.interp.sae import estimates
+        from jobs.interp.sae.estimates import finalizing
 
-        return Estimate.of(**estimates.finalizing(params, manifests(inputs), CE_ROWS))
+        return Estimate.of(**finalizing(params, manifests(inputs), CE_ROWS))
 
     def suggest(self, reason: str, params: Mapping[str, Any]) -> dict[str, Any]:
         """Of a loss that is not a number, half of each learning rate, also of those that nobody gave."""
@@ -376,42 +378,18 @@ def check_model(params: Mapping[str, Any], inputs: Mapping[str, Input]) -> None:
     from jobs.interp.sae import choices
 
     model, members = inputs["model"], choices.members(params)
-    limit, last = model.manifest.get("max_positions"), model.manifest["n_layers"] - 1
     refuse([m for m in members if not m.get("site")], params, "Name the site: a model has many.")
-    over = [m for m in members if m["site"]["block"] > last]
-    refuse(over, params, f"A block there does not exist: the model has blocks 0 to {last}.")
     for member in members:
-        if words := missing_words(member, model.manifest):
-            refuse([member], params, words)
-    errors = texts.errors(params, inputs, model)
-    if limit is not None and params["context_size"] > limit:
-        sentence = "A context of {} tokens is over the limit of {} that {} was made for."
-        errors["context_size"] = [sentence.format(params["context_size"], limit, model.name)]
+        for place in choices.reads(member):
+            if words := missing_words(member["site"]["block"], place, model.manifest):
+                refuse([member], params, words)
+    errors = texts.errors(params, inputs, model) | context_errors(params["context_size"], model)
     if errors:
         raise serializers.ValidationError(errors)
 
 
-def missing_words(member: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
-    """Why the model has no such place, where its manifest says so."""
-    from jobs.interp.sae import choices
-
-    block = member["site"]["block"]
-    for place in choices.reads(member):
-        missing = manifest.get("missing_sites", {}).get(place, {})
-        if block in missing.get("blocks", ()):
-            return f"Block {block} has no {place}: {missing['why']}"
-    return ""
-
-
 def manifests(inputs: Mapping[str, Input]) -> dict[str, Mapping[str, Any]]:
     return {name: given.manifest for name, given in inputs.items()}
-
-
-def runs_on_cpu() -> bool:
-    """Whether the mathematics runs on the CPU whatever the card, so that its memory is the host's."""
-    from django.conf import settings
-
-    return settings.MISTUDIO_GPU_BACKEND == "simulated" or settings.MISTUDIO_TORCH_DEVICE == "cpu"
 
 
 def slower(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -469,7 +447,7 @@ def on_model(
     context: Context, params: Mapping[str, Any]
 ) -> tuple[Ground, Source, Callable[[], LanguageModel] | None]:
     from jobs.interp import tokens
-    from jobs.interp.sae import estimates
+    from jobs.interp.sae.estimates import needed_tokens
     from jobs.interp.sae.grounds import Ground
     from jobs.interp.sae.sources import Running, held
 
@@ -481,7 +459,7 @@ def on_model(
         corpus.documents,
         model.tokenizer,
         params["context_size"],
-        max_tokens=estimates.needed_tokens(params),
+        max_tokens=needed_tokens(params),
         bos_id=bos,
         d_vocab=model.d_vocab,
     )
@@ -516,22 +494,6 @@ def loaded(context: Context, folder: Path, facts: Mapping[str, Any]) -> Language
 
     dtype = models.compute_dtype(facts["dtype"], context.device)
     return models.load(folder, device=context.device, dtype=dtype, name=facts["name"])
-
-
-def facts_of(model: Input) -> dict[str, Any]:
-    """What those who read the SAE must know of the model."""
-    kept = (
-        "repository",
-        "revision",
-        "weights_sha256",
-        "parameters",
-        "dtype",
-        "d_model",
-        "d_vocab",
-        "n_layers",
-        "quantization",
-    )
-    return {"name": model.name} | {key: model.manifest.get(key) for key in kept}
 
 
 def model_folder(context: Context, source: Input) -> Path:

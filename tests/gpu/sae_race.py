@@ -126,7 +126,7 @@ class Track:
     @property
     def scale(self) -> float:
         """Both of the others get vectors of this scale; ours scales by itself."""
-        return self.model.d_model**0.5 / self.parts.train.mean_norm()
+        return self.model.d_model**0.5 / self.parts.train.mean_norms()[0]
 
     def fvu(self, reconstruct: Callable[[Tensor], Tensor]) -> float:
         total = Fvu()
@@ -137,7 +137,7 @@ class Track:
 
     def recovered(self, reconstruct: Callable[[Tensor], Tensor]) -> float:
         text = heldout_text(self.folder, self.parts.documents, 4096)
-        limits = {} if self.parts.norm_limit is None else {self.site: self.parts.norm_limit}
+        limits = dict(zip([self.site], self.parts.norm_limits or (), strict=False))
         [found] = cross_entropies(
             self.model, [Splice(self.site, self.site, reconstruct)], text.batches(8, self.model.pad.id),
             excluded_ids=self.model.special_ids, limits=limits,
@@ -158,7 +158,9 @@ def track(given: argparse.Namespace, folder: Path) -> Track:
     model = models.load(given.model, device=given.device) if given.model else random_model(given)
     site = Site(given.block if given.block is not None else model.n_layers // 2)
     text = corpora.english().documents
-    rows = tokens.rows_of(text, model.tokenizer, given.context, max_tokens=given.stored, bos_id=model.bos_id)
+    rows = list(
+        tokens.RowStream(text, model.tokenizer, given.context, max_tokens=given.stored, bos_id=model.bos_id)
+    )
     began = settle(given.device)
     extract(model, rows, Recipe((site,)), folder, batch_size=given.rows)
     seconds = settle(given.device) - began

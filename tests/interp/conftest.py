@@ -6,11 +6,13 @@ model is nearly the identity, and many wrong formulas pass.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from torch import Tensor
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -24,7 +26,8 @@ from transformers import (
 )
 
 from jobs.interp.models import LanguageModel
-from jobs.interp.sae.architectures import TopK
+from jobs.interp.sae.architectures import SAE, TopK
+from jobs.interp.sae.metrics import Measure, Quality
 
 VOCABULARY, WIDTH, LIMIT = 64, 16, 32
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,-"  # 30 characters, ids 4 to 33
@@ -169,3 +172,11 @@ def X32() -> torch.Tensor:
 @pytest.fixture
 def X7(X32: torch.Tensor) -> torch.Tensor:
     return 7 * X32
+
+
+def quality(sae: SAE, batches: Iterable[Tensor]) -> Quality:
+    """`sae` measured on raw vectors. Shapes: as `Measure.add`'s."""
+    measure = Measure(sae)
+    for batch in batches:
+        measure.add(batch)
+    return measure.quality()

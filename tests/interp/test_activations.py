@@ -20,7 +20,7 @@ from jobs.interp.sae.train import Training
 from jobs.interp.shards import forget_from, path_of
 from jobs.interp.shuffling import Shuffled
 from jobs.interp.site import Site, blocks_of
-from jobs.interp.tokens import Row, rows_of
+from jobs.interp.tokens import Row, RowStream
 from tests.interp.conftest import assert_same_vectors
 
 DOCUMENTS = [
@@ -37,7 +37,7 @@ RECIPE = Recipe((SITE, Site(0)), dtype="float32", shard_tokens=60)
 
 @pytest.fixture
 def rows(LL: LanguageModel) -> list[Row]:
-    return rows_of(DOCUMENTS, LL.tokenizer, 16, max_tokens=10_000, bos_id=1)
+    return list(RowStream(DOCUMENTS, LL.tokenizer, 16, max_tokens=10_000, bos_id=1))
 
 
 def alone(lm: LanguageModel, row: Row, site: Site = SITE) -> torch.Tensor:
@@ -150,7 +150,7 @@ def test_a_context_over_the_limit_never_reaches_the_model_f09(
     name: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     lm = request.getfixturevalue(name)
-    rows = rows_of(["a" * 60], lm.tokenizer, 40, max_tokens=1000, bos_id=1)
+    rows = list(RowStream(["a" * 60], lm.tokenizer, 40, max_tokens=1000, bos_id=1))
     for block in blocks_of(lm.model)[1]:
         block.register_forward_hook(lambda *_: pytest.fail("the model ran"))
     with pytest.raises(Unusable, match=rf"40.*32.*{name}"):
@@ -227,7 +227,7 @@ def test_outliers_are_dropped_and_no_others_f12(tmp_path: Path, X32: torch.Tenso
     assert (len(found), parts.dropped_outliers) == (30, 2)
     assert found.norm(dim=1).max() < 10
     train = torch.cat([parts.train.load(number) for number in range(4)])
-    assert parts.train.mean_norm() == pytest.approx(train.norm(dim=1).mean().item(), rel=1e-6)
+    assert parts.train.mean_norms()[0] == pytest.approx(train.norm(dim=1).mean().item(), rel=1e-6)
     assert split(store, heldout_fraction=0.2, outlier_ratio=None).dropped_outliers == 0
 
 

@@ -21,7 +21,7 @@ from jobs.interp.models import LanguageModel
 from jobs.interp.norms import exact_median, statistics
 from jobs.interp.reading import Store
 from jobs.interp.site import HOOKS, Site
-from jobs.interp.tokens import Row, RowStream, rows_of
+from jobs.interp.tokens import Row, RowStream
 from tests.interp.conftest import assert_same_vectors, language_model
 from tests.interp.test_activations import DOCUMENTS, made_up
 
@@ -97,7 +97,7 @@ def by_hand(lm: LanguageModel, row: Row) -> dict[str, Tensor]:
 def test_every_site_of_every_family_in_one_pass(any_model: LanguageModel, tmp_path: Path) -> None:
     """Each equal to a hook placed by hand; named as TransformerLens names it; the parts of the block add up."""
     names = BY_HAND[any_model.name]
-    rows = rows_of(DOCUMENTS[:6], any_model.tokenizer, 16, max_tokens=1000, bos_id=1)
+    rows = list(RowStream(DOCUMENTS[:6], any_model.tokenizer, 16, max_tokens=1000, bos_id=1))
     recipe = Recipe((*(Site(1, name) for name in names), Site(0)), "float32", shard_tokens=40)
     summary = extract(any_model, rows, recipe, tmp_path, batch_size=4)
     alone = [by_hand(any_model, row) for row in rows]
@@ -120,7 +120,7 @@ def test_the_pass_ends_after_the_last_site(LL: LanguageModel, tmp_path: Path) ->
     calls: list[str] = []
     for name in ("model.layers.1.mlp", "model.layers.2", "lm_head"):
         LL.model.get_submodule(name).register_forward_hook(lambda *_, name=name: calls.append(name))
-    rows = rows_of(DOCUMENTS, LL.tokenizer, 16, max_tokens=200, bos_id=1)
+    rows = list(RowStream(DOCUMENTS, LL.tokenizer, 16, max_tokens=200, bos_id=1))
     extract(LL, rows, Recipe((Site(1, "attn_out"), Site(0, "mlp_out"), Site(1, "resid_pre"))), tmp_path)
     assert calls == []
 
@@ -141,7 +141,7 @@ def test_little_about_batches_changes_no_vector(name: str, packing: bool, tmp_pa
 def check_batches(name: str, packing: bool, draws: int, tmp_path: Path) -> None:
     """Batch size, padding side, memory that runs out and shards, drawn at random: each vector within 1e-5 of itself."""
     lm, draw = language_model(name), random.Random(f"{name} {packing}")
-    rows = rows_of(DOCUMENTS, lm.tokenizer, 16, max_tokens=1000, bos_id=1, packing=packing)
+    rows = list(RowStream(DOCUMENTS, lm.tokenizer, 16, max_tokens=1000, bos_id=1, packing=packing))
     sites = (SITE, Site(0, "attn_out"), Site(1, "mlp_in"))
     extract(lm, rows, Recipe(sites, "float32"), tmp_path / "0", batch_size=1)
     for number in range(1, draws + 1):
@@ -350,7 +350,7 @@ def test_the_median_is_exact(tmp_path: Path, count: int) -> None:
 
 
 def test_a_summary_has_the_lengths_of_every_site(LL: LanguageModel, tmp_path: Path) -> None:
-    rows = rows_of(DOCUMENTS, LL.tokenizer, 16, max_tokens=300, bos_id=1)
+    rows = list(RowStream(DOCUMENTS, LL.tokenizer, 16, max_tokens=300, bos_id=1))
     summary = extract(LL, rows, Recipe((SITE, Site(0, "mlp_out")), "float32", shard_tokens=50), tmp_path)
     for site in summary["sites"]:
         norms = stored(tmp_path, Site(site["block"], site["site"])).norm(dim=1)

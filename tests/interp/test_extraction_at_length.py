@@ -16,7 +16,7 @@ from jobs.interp.activations import Recipe, extract
 from jobs.interp.hooks import capture
 from jobs.interp.microbatches import MicroBatches
 from jobs.interp.site import HOOKS, Site
-from jobs.interp.tokens import Row, rows_of
+from jobs.interp.tokens import Row, RowStream
 from tests.interp.conftest import LETTERS, MODELS, language_model
 from tests.interp.test_activations import DOCUMENTS
 
@@ -163,7 +163,7 @@ def test_every_site_is_what_transformer_lens_calls_by_its_name(tmp_path: Path) -
 def test_a_card_that_is_too_small_halves_the_batch_and_gives_the_same_vectors(tmp_path: Path) -> None:
     """A real lack of memory: the card is filled but for what a few rows take."""
     lm = language_model("LL")
-    rows = rows_of(DOCUMENTS * 40, lm.tokenizer, 16, max_tokens=10_000, bos_id=1)
+    rows = list(RowStream(DOCUMENTS * 40, lm.tokenizer, 16, max_tokens=10_000, bos_id=1))
     recipe = Recipe((Site(1), Site(0, "mlp_out")), "float32")
     extract(lm, rows, recipe, tmp_path / "cpu", batch_size=64)
     lm.model.to("cuda:0")

@@ -22,7 +22,7 @@ from jobs.interp.sae import estimates
 from jobs.interp.sae.sources import held, text_digest
 from jobs.interp.shuffling import Shuffled
 from jobs.interp.site import Site
-from jobs.interp.tokens import Row, rows_of
+from jobs.interp.tokens import Row, RowStream
 from tests.interp.conftest import LETTERS, assert_same_vectors
 
 SITE, PAIR = Site(1), (Site(1, "mlp_in"), Site(1, "mlp_out"))
@@ -35,7 +35,7 @@ def rows(LL: LanguageModel) -> list[Row]:
     draw = torch.Generator().manual_seed(0)
     letters = torch.randint(0, len(LETTERS), (60, 24), generator=draw)
     documents = ["".join(LETTERS[i] for i in row) for row in letters]
-    return rows_of(documents, LL.tokenizer, 16, max_tokens=1200, bos_id=LL.bos_id)
+    return list(RowStream(documents, LL.tokenizer, 16, max_tokens=1200, bos_id=LL.bos_id))
 
 
 def text_of(LL: LanguageModel, rows: list[Row]) -> Text:

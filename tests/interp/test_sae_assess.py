@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 
 from jobs.interp.errors import Stopped
 from jobs.interp.sae.assess import Report, assess
-from jobs.interp.sae.metrics import quality
 from jobs.interp.sae.options import Options
 from jobs.interp.sae.settings import Settings
 from jobs.interp.sae.sources import Stored
@@ -18,6 +17,7 @@ from jobs.interp.sae.splice import CrossEntropy
 from jobs.interp.sae.together import Together
 from jobs.interp.sae.train import Training, sampled
 from jobs.interp.site import Site
+from tests.interp.conftest import quality
 
 VIEW = (Site(1),)
 

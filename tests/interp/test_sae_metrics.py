@@ -11,8 +11,8 @@ from jobs.interp.sae.metrics import (
     histogram,
     limited,
     log10_frequency,
-    quality,
 )
+from tests.interp.conftest import quality
 
 X = torch.tensor([[1.0, 0.0], [0.0, 1.0], [10.0, 10.0]])
 X_HAT = torch.tensor([[1.0, 1.0], [0.0, 1.0], [9.0, 10.0]])

@@ -12,10 +12,10 @@ from jobs.fields import ArtifactField
 from jobs.interp.models import LanguageModel
 from jobs.interp.sae import results
 from jobs.interp.sae.grounds import Ground
-from jobs.interp.sae.metrics import quality
 from jobs.interp.sae.options import Options
 from jobs.interp.sae.settings import Settings
 from jobs.interp.sae.train import Training
+from tests.interp.conftest import quality
 
 PARAMS = {
     "architecture": "jumprelu",
@@ -92,7 +92,7 @@ def test_artifacts_of_one_job_have_names_of_their_own() -> None:
     [
         ("owner/stories@0123456789ab", "stories"),
         ("my corpus.jsonl.gz", "my-corpus.jsonl"),
-        ("a..b ü.txt", "a-b"),
+        ("a..b ü.txt", "a.b"),
         ("english", "english"),
     ],
 )

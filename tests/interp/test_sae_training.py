@@ -13,12 +13,12 @@ import torch
 
 from jobs.interp.errors import NonFinite, Stopped, Unusable
 from jobs.interp.files import write_json
-from jobs.interp.sae.metrics import quality
 from jobs.interp.sae.options import NAMES, TRANSCODERS, Options
 from jobs.interp.sae.resample import resample, unit
 from jobs.interp.sae.settings import Settings
 from jobs.interp.sae.together import Together, begin_or_resume, saved
 from jobs.interp.sae.train import Stream, Training, _sides, sampled
+from tests.interp.conftest import quality
 
 SETTINGS = Settings(
     d_sae=24, options=Options(k=4), tokens=40 * 32, lr=3e-3, batch_size=32, dead_after_tokens=256

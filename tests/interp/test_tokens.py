@@ -14,7 +14,7 @@ from jobs.interp.errors import Unusable
 from jobs.interp.hooks import capture
 from jobs.interp.models import LanguageModel, Pad, choose_pad
 from jobs.interp.site import Site
-from jobs.interp.tokens import GROUP_DOCUMENTS, RowStream, Side, batches_by_length, kept, pad, rows_of
+from jobs.interp.tokens import GROUP_DOCUMENTS, RowStream, Side, batches_by_length, kept, pad
 from tests.interp.conftest import language_model, tokenizer
 
 SHORT, LONG = [1, 5, 9, 12, 7], [1, 4, 8, 15, 16, 23, 30, 11]
@@ -45,7 +45,9 @@ def test_without_positions_the_learned_ones_would_be_wrong_f04(G2: LanguageModel
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_bos_and_padding_are_left_out_by_id_and_mask_f05(side: Side) -> None:
     """Two prompts of 4 and 7 tokens, BOS among them, BOS excluded: 3 + 6 vectors, none at id 0 or 1."""
-    rows = rows_of(["fbd", "eaf-iq"], tokenizer(), 16, max_tokens=100, bos_id=tokenizer().bos_token_id)
+    rows = list(
+        RowStream(["fbd", "eaf-iq"], tokenizer(), 16, max_tokens=100, bos_id=tokenizer().bos_token_id)
+    )
     assert [row.ids for row in rows] == [(1, 9, 5, 7), (1, 8, 4, 9, 33, 12, 20)]
     batch = pad([row.ids for row in rows], tokenizer().pad_token_id, side=side)
     chosen = kept(batch.input_ids, batch.mask, [1])
@@ -60,28 +62,28 @@ def test_padding_that_is_also_a_word_stays_when_it_is_real_f05() -> None:
 
 
 def test_documents_are_never_joined_f06() -> None:
-    rows = rows_of(["abcde", "fghij", "klmno"], tokenizer(), 8, max_tokens=100, bos_id=1)
+    rows = list(RowStream(["abcde", "fghij", "klmno"], tokenizer(), 8, max_tokens=100, bos_id=1))
     assert [row.document for row in rows] == [0, 1, 2]
     assert all(row.ids[0] == 1 and 1 not in row.ids[1:] for row in rows)
 
 
 def test_long_documents_are_cut_and_each_part_begins_with_bos() -> None:
-    rows = rows_of(["abcdefghij"], tokenizer(), 5, max_tokens=100, bos_id=1)
+    rows = list(RowStream(["abcdefghij"], tokenizer(), 5, max_tokens=100, bos_id=1))
     assert [row.ids for row in rows] == [(1, 4, 5, 6, 7), (1, 8, 9, 10, 11), (1, 12, 13)]
-    assert rows_of(["abcdefghij"], tokenizer(), 5, max_tokens=100)[0].ids == (4, 5, 6, 7, 8)
+    assert next(iter(RowStream(["abcdefghij"], tokenizer(), 5, max_tokens=100))).ids == (4, 5, 6, 7, 8)
 
 
 @pytest.mark.parametrize(("most", "lengths"), [(12, [5, 5, 2]), (11, [5, 5]), (10, [5, 5]), (100, [5, 5, 3])])
 def test_max_tokens_counts_every_token_and_ends_in_no_lonely_bos(most: int, lengths: list[int]) -> None:
-    rows = rows_of(["abcdefghij"], tokenizer(), 5, max_tokens=most, bos_id=1)
+    rows = list(RowStream(["abcdefghij"], tokenizer(), 5, max_tokens=most, bos_id=1))
     assert [len(row.ids) for row in rows] == lengths
 
 
 def test_a_context_without_room_is_refused() -> None:
     with pytest.raises(Unusable, match="no room"):
-        rows_of(["abc"], tokenizer(), 1, max_tokens=10, bos_id=1)
+        list(RowStream(["abc"], tokenizer(), 1, max_tokens=10, bos_id=1))
     with pytest.raises(Unusable, match="no token"):
-        rows_of([], tokenizer(), 8, max_tokens=10)
+        list(RowStream([], tokenizer(), 8, max_tokens=10))
 
 
 def test_a_tokenizer_without_pad_batches_like_any_other_f08() -> None:
@@ -118,7 +120,9 @@ def test_batches_are_of_similar_length_and_miss_no_row() -> None:
 # Packing, templates, tokens that come ready-made ---------------------------------------------------------
 def test_packed_rows_are_full_and_begin_with_bos_f06() -> None:
     """TK, three 5-token documents in rows of 8, BOS between them: every word once, BOS only where a text begins."""
-    rows = rows_of(["abcde", "fghij", "klmno"], tokenizer(), 8, max_tokens=100, bos_id=1, packing=True)
+    rows = list(
+        RowStream(["abcde", "fghij", "klmno"], tokenizer(), 8, max_tokens=100, bos_id=1, packing=True)
+    )
     assert [row.ids for row in rows] == [
         (1, 4, 5, 6, 7, 8, 1, 9),
         (1, 10, 11, 12, 13, 1, 14, 15),
@@ -131,17 +135,17 @@ def test_packed_rows_are_full_and_begin_with_bos_f06() -> None:
 
 
 def test_packing_leaves_no_bos_at_the_end_of_a_row() -> None:
-    rows = rows_of(["abcdef", "gh"], tokenizer(), 8, max_tokens=100, bos_id=1, packing=True)
+    rows = list(RowStream(["abcdef", "gh"], tokenizer(), 8, max_tokens=100, bos_id=1, packing=True))
     assert [row.ids for row in rows] == [(1, 4, 5, 6, 7, 8, 9), (1, 10, 11)]
     assert [row.document for row in rows] == [0, 1]
 
 
 def test_without_bos_packed_documents_are_parted_by_eos() -> None:
-    rows = rows_of(["abc", "def"], tokenizer(), 5, max_tokens=100, packing=True)
+    rows = list(RowStream(["abc", "def"], tokenizer(), 5, max_tokens=100, packing=True))
     assert [row.ids for row in rows] == [(4, 5, 6, 2, 7), (8, 9)]
     bare = tokenizer()
     bare.eos_token = None
-    assert [row.ids for row in rows_of(["abc", "def"], bare, 5, max_tokens=100, packing=True)] == [
+    assert [row.ids for row in list(RowStream(["abc", "def"], bare, 5, max_tokens=100, packing=True))] == [
         (4, 5, 6, 7, 8),
         (9,),
     ]
@@ -176,7 +180,7 @@ def chat_tokenizer() -> Any:
 def test_a_conversation_has_one_bos_f07(packing: bool) -> None:
     """TKc, one user message "abc": the ids of templating and tokenizing in one step, exactly one BOS."""
     tk, messages = chat_tokenizer(), [{"role": "user", "content": "abc"}]
-    [row] = rows_of([messages], tk, 16, max_tokens=100, bos_id=1, packing=packing)
+    [row] = list(RowStream([messages], tk, 16, max_tokens=100, bos_id=1, packing=packing))
     assert (
         list(row.ids) == tk.apply_chat_template(messages, tokenize=True, return_dict=False) == [1, 4, 5, 6, 2]
     )
@@ -185,12 +189,12 @@ def test_a_conversation_has_one_bos_f07(packing: bool) -> None:
 
 
 def test_text_of_a_tokenizer_that_adds_bos_itself_has_one_f07() -> None:
-    assert rows_of(["abc"], chat_tokenizer(), 16, max_tokens=100, bos_id=1)[0].ids == (1, 4, 5, 6)
+    assert next(iter(RowStream(["abc"], chat_tokenizer(), 16, max_tokens=100, bos_id=1))).ids == (1, 4, 5, 6)
 
 
 def test_a_conversation_without_a_template_is_refused() -> None:
     with pytest.raises(Unusable, match="no chat template"):
-        rows_of([[{"role": "user", "content": "abc"}]], tokenizer(), 16, max_tokens=100)
+        list(RowStream([[{"role": "user", "content": "abc"}]], tokenizer(), 16, max_tokens=100))
 
 
 @pytest.mark.parametrize(
@@ -211,7 +215,7 @@ def test_a_conversation_that_the_template_refuses_is_named(role: str, content: A
     with pytest.raises(
         Unusable, match=rf"refuses the conversation of document 3: .*{words}.*\. Leave such rows"
     ):
-        rows_of(["abc", usual, refused], tk, 16, max_tokens=100)
+        list(RowStream(["abc", usual, refused], tk, 16, max_tokens=100))
 
 
 @pytest.mark.parametrize("bos_id", [None, 1])
@@ -226,8 +230,8 @@ def test_rows_longer_than_the_context_are_split_and_counted_f10(bos_id: int | No
 
 
 def test_ready_made_rows_keep_their_own_bos() -> None:
-    assert rows_of([[1, 5, 6]], tokenizer(), 8, max_tokens=100, bos_id=1)[0].ids == (1, 5, 6)
-    assert rows_of([[5, 6]], tokenizer(), 8, max_tokens=100, bos_id=1)[0].ids == (1, 5, 6)
+    assert next(iter(RowStream([[1, 5, 6]], tokenizer(), 8, max_tokens=100, bos_id=1))).ids == (1, 5, 6)
+    assert next(iter(RowStream([[5, 6]], tokenizer(), 8, max_tokens=100, bos_id=1))).ids == (1, 5, 6)
 
 
 @pytest.mark.parametrize("strange", [64, -1])

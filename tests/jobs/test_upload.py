@@ -99,7 +99,7 @@ def test_documents_are_counted_as_the_extraction_parts_them(alice: User) -> None
 
     text = "\n\n a\r\n\r\nb\n \t\nc\nd\n\n\n\ne"
     artifact = Artifact.objects.get(pk=post(alice, file=[("a.txt", text)]).data["id"])
-    corpus = corpora.text_file(paths.artifact_folder(artifact) / "corpus.txt")
+    corpus = corpora.open_corpus(str(paths.artifact_folder(artifact) / "corpus.txt"))
     assert artifact.manifest["documents"] == len(list(corpus.documents)) == 4
 
 

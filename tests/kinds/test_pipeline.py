@@ -180,7 +180,7 @@ def test_the_loss_through_the_sae_is_that_of_the_exported_one(shelf: Shelf, impo
             [Splice(Site(1), Site(1), sae)],
             text,
             excluded_ids=lm.special_ids,
-            limits={Site(1): parts.norm_limit},
+            limits=dict(zip([Site(1)], parts.norm_limits or (), strict=False)),
         )
     numbers = [result[name] for name in ("ce_clean", "ce_sae", "ce_zero", "ce_recovered", "kl")]
     expected = [found.clean, found.sae, found.zero, found.recovered, found.kl]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +194,7 @@ def huge(import_root: Path) -> str:
 def test_a_plan_that_fits_no_card_is_refused_with_its_numbers_g56(
     post: Any, huge: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules[type(DOWNLOAD).__module__], "runs_on_cpu", lambda: False)
+    monkeypatch.setattr("jobs.estimates.runs_on_cpu", lambda: False)
     answer = post(source=huge, quantization="nf4")
     assert (answer.status_code, answer.data["code"]) == (400, "model_too_large")
     assert 53 * GIB < answer.data["need_bytes"] < 70 * GIB

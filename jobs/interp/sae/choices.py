@@ -23,8 +23,7 @@ DEFAULTS = {"k": int(Options.k), "l1": Options.l1, "l0": Options.l0}
 LABEL_LENGTH = 24
 #: Steps from which on a training is long, and the learning rate that no short one exceeds by itself.
 LONG, HIGHEST_LR = 5000, 4e-3
-
-
+#: All parameters that not every architecture takes.
 SOME = tuple(dict.fromkeys(name for architecture in NAMES for name in SPARSITY[architecture]))
 
 

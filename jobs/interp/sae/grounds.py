@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from jobs.interp.live import View
 from jobs.interp.models import LanguageModel
+from jobs.interp.names import slug
 from jobs.interp.sae import choices
 from jobs.interp.sae.options import Options
 from jobs.interp.sae.settings import Settings
@@ -136,11 +136,6 @@ def short(view: View) -> str:
     """`b4`, `b4.mlp_in`: a place in names of artifacts; of a transcoder, its block."""
     site = view[0].site
     return f"b{view[0].block}" + ("" if site == "resid_post" or len(view) > 1 else f".{site}")
-
-
-def slug(words: str) -> str:
-    """The same as a part of a name that parameters take: letters, digits, dots, dashes and underscores."""
-    return re.sub(r"\.{2,}|[^A-Za-z0-9._-]+", "-", words).strip("-._")
 
 
 def settings_of(member: Values) -> Settings:

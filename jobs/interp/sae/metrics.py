@@ -90,14 +90,6 @@ class Measure:
         )
 
 
-def quality(sae: SAE, batches: Iterable[Tensor]) -> Quality:
-    """Measure `sae` on raw vectors. Shapes: as `Measure.add`'s."""
-    measure = Measure(sae)
-    for batch in batches:
-        measure.add(batch)
-    return measure.quality()
-
-
 def log10_frequency(firings: Tensor, tokens: int) -> Tensor:
     """Log10 of each latent's firing frequency, -10 for one that never fired (SAELens'
     `sparsity.safetensors`).

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
@@ -23,8 +23,6 @@ from jobs.interp.tokens import Row
 
 #: Vectors of held-out documents that an SAE straight from a model is measured on, at most.
 HELDOUT_VECTORS = 131_072
-
-
 #: What is held out are numbers of documents: of another text they would name others, which were trained on.
 CHANGED_TEXT = (
     "The text is not the one that this training began with, so held-out documents would be others; "
@@ -183,7 +181,7 @@ class Running:
         text_sha256 = text_digest(rows)
         if memory.exists():
             state = read_json(memory)
-            if state.get("text_sha256", text_sha256) != text_sha256:  # earlier versions kept none
+            if state["text_sha256"] != text_sha256:
                 raise Unusable(CHANGED_TEXT)
             self.measured = measured_of(state, self.live.views)
             self.live.limits = self.measured.limits
@@ -239,8 +237,3 @@ def text_digest(rows: Iterable[Row]) -> str:
     for row in rows:
         total.update(array("i", [row.document, len(row.ids), *row.ids]).tobytes())
     return total.hexdigest()
-
-
-def views_of(sites: Iterable[Any]) -> list[View]:
-    """Views as tuples of sites, from lists of `{block, site}`."""
-    return [tuple(Site(**site) for site in view) for view in sites]
