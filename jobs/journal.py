@@ -171,9 +171,11 @@ class Writer(threading.Thread):
 
 
 def in_a_line(progress: Mapping[str, Any]) -> str:
-    """`train: 1200 of 5000 steps (24%), 41.2/s, 92 s left; loss 39.8, l0 32`."""
+    """`train: 1200 of 5000 steps (24%), 41.2/s, 92 s left; loss 39.8, l0 32`; of a stage without a size its name."""
     stage, unit = progress.get("stage") or "work", progress.get("unit") or ""
-    parts = [f"{stage}: {progress.get('done')} of {progress.get('total')} {unit}".rstrip()]
+    parts = [stage]
+    if progress.get("total"):
+        parts[0] += f": {progress.get('done')} of {progress['total']} {unit}".rstrip()
     if progress.get("fraction") is not None:
         parts[0] += f" ({progress['fraction']:.0%})"
     if progress.get("rate"):

@@ -102,11 +102,12 @@ def last_names(job: Job) -> str:
 
 
 def parameters(job: Job) -> list[dict[str, Any]]:
-    """Name and value; where a parameter named an artifact, what it became and who made it."""
+    """Name and value of those that have one; where a parameter named an artifact, what it became and who made it."""
     rows = {row.parameter: row for row in job.inputs.select_related("artifact__job", "source_job")}
     return [
         {"name": name, "value": value, "input": rows.get(name), "maker": maker(rows.get(name))}
         for name, value in job.params.items()
+        if value is not None
     ]
 
 

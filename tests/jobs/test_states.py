@@ -214,6 +214,8 @@ def test_it_writes_a_line_into_the_log_now_and_then(running: Job, caplog: pytest
     journal.report(0, 4, "batches", "evaluate", "")
     assert "train: 10 of 10 steps (100%)" in caplog.messages[-2]
     assert caplog.messages[-1] == "evaluate: 0 of 4 batches (0%)"
+    journal.report(0, 0, "", "measure", "")
+    assert caplog.messages[-1].startswith("measure") and "0 of 0" not in caplog.messages[-1]
 
 
 def test_it_keeps_the_newest_value_of_a_step(running: Job) -> None:

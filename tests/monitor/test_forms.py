@@ -312,6 +312,14 @@ def test_parameters_that_need_no_card_say_so(alice: User, three_cards: list[Gpu]
     assert "With these parameters it needs no card." in page
 
 
+def test_a_stage_whose_memory_nobody_knows_yet_says_so(alice: User, three_cards: list[Gpu]) -> None:
+    """What is to be quantized is not here; the disk and the time of its fetch are known."""
+    typed = {"name": "", "source": "demo", "quantization": "nf4"}
+    page = signed_in(alice).post("/new/model_download/fit/", typed).content.decode()
+    assert "memory not known yet · <b>" in page
+    assert page.count('name="gpu"') == 4
+
+
 def test_copy_as_curl_is_the_same_request(alice: User, three_cards: list[Gpu]) -> None:
     typed = {"name": "it's mine", "steps": "7", "on_card": "true", "gpu": three_cards[1].uuid}
     page = signed_in(alice).post("/new/rehearsal/fit/", typed).content.decode()

@@ -361,6 +361,12 @@ def test_every_state_has_a_page(status: str, alice: User, bob: User, three_cards
         assert "None" not in text
 
 
+def test_parameters_without_a_value_are_not_listed(alice: User) -> None:
+    page = page_of(alice, f"/jobs/{make_job(alice, params={'steps': 7, 'journal': None}).pk}/")
+    assert '<th scope="row">steps</th>' in page
+    assert '<th scope="row">journal</th>' not in page
+
+
 def test_a_card_that_is_gone_keeps_its_uuid_on_the_page(alice: User, failed: Job) -> None:
     Gpu.objects.all().delete()
     assert "GPU-…0001" in page_of(alice, f"/jobs/{failed.pk}/")
