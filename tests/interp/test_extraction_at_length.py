@@ -14,11 +14,9 @@ import torch
 
 from jobs.interp.activations import Recipe, extract
 from jobs.interp.hooks import capture
-from jobs.interp.microbatches import MicroBatches
 from jobs.interp.site import HOOKS, Site
-from jobs.interp.tokens import Row, RowStream
+from jobs.interp.tokens import Row
 from tests.interp.conftest import LETTERS, MODELS, language_model
-from tests.interp.test_activations import DOCUMENTS
 
 ROOT = Path(__file__).parents[2]
 ORACLE = ROOT / ".venv-oracle" / "bin" / "python"
@@ -156,33 +154,3 @@ def test_every_site_is_what_transformer_lens_calls_by_its_name(tmp_path: Path) -
                     f"{name} {called}: {sorted(theirs) if called not in theirs else 'other values'}"
                 )
     assert differing == []
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")
-def test_a_card_that_is_too_small_halves_the_batch_and_gives_the_same_vectors(tmp_path: Path) -> None:
-    """A real lack of memory: the card is filled but for what a few rows take."""
-    lm = language_model("LL")
-    rows = list(RowStream(DOCUMENTS * 40, lm.tokenizer, 16, max_tokens=10_000, bos_id=1))
-    recipe = Recipe((Site(1), Site(0, "mlp_out")), "float32")
-    extract(lm, rows, recipe, tmp_path / "cpu", batch_size=64)
-    lm.model.to("cuda:0")
-    on_card = type(lm)(lm.model, lm.tokenizer, lm.name, "cuda:0")
-
-    def read(part: list[int]) -> bool:
-        torch.empty(len(part) * 2**30, dtype=torch.uint8, device="cuda:0")  # a GiB a row
-        return True
-
-    free = torch.cuda.mem_get_info()[0]
-    held = torch.empty(max(0, free - 6 * 2**30), dtype=torch.uint8, device="cuda:0")
-    parts = MicroBatches(64)
-    assert [list(part) for part, _ in parts.over(list(range(8)), read)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert parts.size == 4
-    summary = extract(on_card, rows, recipe, tmp_path / "card", batch_size=64)
-    assert summary["micro_batch"] == 64
-    del held
-    from tests.interp.test_extraction import stored
-
-    for site in recipe.sites:
-        found, expected = stored(tmp_path / "card", site), stored(tmp_path / "cpu", site)
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
